@@ -10,6 +10,7 @@ from ._arguments import callback, optional_step
 from ._engine import Engine
 from ._paths import local_path
 from ._ranks.reading import Reading
+from ._tree.casts import allows_loss
 from ._tree.tensors import placement_of
 
 
@@ -26,6 +27,7 @@ class Restoring(Engine):
         folder: str | os.PathLike[str] = "",
         fall_back: bool = False,
         strict: bool = True,
+        cast: str | None = None,
         map_location: Any = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
@@ -41,7 +43,9 @@ class Restoring(Engine):
         passed over and why. Only what the tree needs is read and verified; `verify` reads everything.
 
         With `strict=False` names may be on one side only: what the checkpoint lacks stays as it is in the tree, what the
-        tree lacks is left out, and a warning lists both. Shapes and dtypes must still agree. The names of a compiled
+        tree lacks is left out, and a warning lists both. Shapes and dtypes must still agree. A tensor of another dtype is
+        converted, and logged, if it holds every value of the checkpoint's (float32 for bfloat16); with `cast="allow"`
+        any is, also where that loses something. The names of a compiled
         module (`_orig_mod.`) match the plain module's, and the other way round. Tensors that are created are on the CPU,
         and a torch optimizer's on the device of their parameter, into which they are read; or on the device
         `map_location` ("cpu", "cuda:0"). Those of the tree stay where they are.
@@ -63,6 +67,7 @@ class Restoring(Engine):
             fall_back,
             callback("progress", progress),
             strict=strict,
+            cast=allows_loss(cast),
             place=place,
         )
 

@@ -131,10 +131,12 @@ def load(
     planner: Any = None,
     process_group: Any = None,
     no_dist: bool = False,
+    cast: str | None = None,
     **options: Any,
 ) -> None:
     """torch.distributed.checkpoint.load, through Cairn; see `save`. Waits for this process's saves to the same root.
-    The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded."""
+    The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded.
+    `cast` is StorageReader's, which a storage_reader that is given has already."""
     known: _Root | None = None
     step: int | None = None
     if not storage_reader:
@@ -143,11 +145,13 @@ def load(
         with _lock:
             known = _roots.setdefault(os.path.realpath(root), _Root())
             opened = None if known.checkpointer is None or known.checkpointer._core.closed else known.checkpointer
-            storage_reader = StorageReader(opened or root, step)
+            storage_reader = StorageReader(opened or root, step, cast=cast)
             known.users.add(storage_reader)
         if opened is not None:
             known = None
             opened.drain()
+    elif cast is not None:
+        raise InvalidArgument("cast: give it to the storage_reader")
     if not no_dist:
         Uploads.wait_before()
     state_dict_loader.load(

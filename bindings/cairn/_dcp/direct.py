@@ -78,11 +78,12 @@ def load_into(
     *,
     folder: str = "",
     partial: bool = False,
+    cast: str | None = None,
 ) -> None:
     """Reads a checkpoint (None: the newest; or the one in `folder`) into the tensors and objects of `state`, as dcp.load
     does. Unpickles nothing. Every rank calls it if torch.distributed is initialised. With `partial`, what the checkpoint
-    lacks stays as it is."""
-    reader = StorageReader(source, step, folder=folder)
+    lacks stays as it is. `cast` as in StorageReader."""
+    reader = StorageReader(source, step, folder=folder, cast=cast)
     load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=partial))
 
 

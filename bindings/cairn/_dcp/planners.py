@@ -41,13 +41,18 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's default planner without unpickling. Works only with `StorageReader`."""
+    """DCP's default planner without unpickling. Works only with `StorageReader`.
+
+    What the state to load into may not be (see `StorageReader`) is refused on all ranks, before any of them reads."""
 
     def create_local_plan(self) -> LoadPlan:
         # DCP's takes a checkpoint for one of torch 2.3 if this rank lacks a key: of a ShardedTensor without a part here.
         assert self.metadata is not None
         self._check_fits(self.metadata)
-        return create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+        plan = create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+        if self.metadata.storage_data is not None:  # The StorageReader.
+            self.metadata.storage_data.targets(plan, self)
+        return plan
 
     def _check_fits(self, metadata: Metadata) -> None:
         """InvalidArgument that names what this rank's state has and the checkpoint lacks or has in another shape. DCP's

@@ -28,9 +28,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
 from .._tree import Stored
+from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .items import BELOW, StoredItems, is_step, memory_of, parse_step, part_of, read_items
 from .planners import LoadPlanner
+from .targets import Targets
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
 
@@ -61,15 +63,24 @@ class StorageReader(storage.StorageReader):
     `source` is a Checkpointer (its next saves then continue from what was loaded), or a root. With `folder` it reads
     the checkpoint that has that path, wherever that is. Every byte that is read is verified; tensors are filled in
     place. Raises NotFound, Corrupt, InvalidArgument.
+
+    A tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is logged. Else
+    it is refused, unless `cast` is "allow".
     """
 
     def __init__(
-        self, source: Checkpointer | str | os.PathLike[str], step: int | None = None, *, folder: str = ""
+        self,
+        source: Checkpointer | str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        folder: str = "",
+        cast: str | None = None,
     ) -> None:
         self._resume = isinstance(source, Checkpointer)
         self._checkpointer = source if isinstance(source, Checkpointer) else Checkpointer(source, read_only=True)
         self._step = step if step is None else parse_step(step)
         self._folder = folder
+        self._cast = allows_loss(cast)
         self._details: dict[str, Any] = {}
         self._stored: StoredItems | None = None
 
@@ -96,7 +107,12 @@ class StorageReader(storage.StorageReader):
         except Error as error:
             self._release_hold()
             return _FailedMetadata(error)
-        return Metadata(metadata, planner_data=stored.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
+        return Metadata(
+            metadata,
+            planner_data=stored.paths,
+            storage_data=self,  # LoadPlanner asks it for `targets`.
+            storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
+        )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if isinstance(metadata, _FailedMetadata):
@@ -130,6 +146,14 @@ class StorageReader(storage.StorageReader):
             for rank, plan in enumerate(plans)
         ]
 
+    def targets(self, plan: LoadPlan, planner: Any) -> Targets:
+        """Into what a plan reads. InvalidArgument if it must not. Changes nothing."""
+        assert self._stored is not None
+        items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+        targets = Targets(self._stored, items, planner, self._cast)
+        targets.casts.raise_refused(self._details["path"])
+        return targets
+
     def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         try:
             return self._read_data(plan, planner)
@@ -142,12 +166,9 @@ class StorageReader(storage.StorageReader):
 
     def _read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         assert self._stored is not None
+        targets = self.targets(plan, planner)
         reads = _Reads(self._stored)
-        landed = [
-            (item, *reads.region(item, planner.resolve_tensor(item).detach()))
-            for item in plan.items
-            if item.type == LoadItemType.TENSOR
-        ]
+        landed = [(item, *reads.region(item, target)) for item, target in targets.items]
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
@@ -155,6 +176,7 @@ class StorageReader(storage.StorageReader):
         self._checkpointer._reading.read_views(
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
         )
+        targets.casts.log(self._details["path"])
         for item, target, temporary in landed:
             if temporary is not None:
                 target.copy_(temporary)

@@ -63,6 +63,7 @@ class Reading:
         progress: _Progress,
         *,
         strict: bool = True,
+        cast: bool = False,
         place: Callable[[str], Any],
     ) -> Any:
         """`place` gives the torch.device of a new tensor by its name."""
@@ -74,6 +75,7 @@ class Reading:
             empty=tree_tensors.empty,
             place=place,
             partial=not strict,
+            cast=cast,
         )
         gone = 0
         while True:
@@ -84,6 +86,7 @@ class Reading:
             if plan is not None and not errors:
                 if not strict and plan.one_sided:
                     _log.warning("restored %s in part: %s", chosen["path"], "; ".join(plan.one_sided))
+                plan.casts.log(chosen["path"])
                 return plan.finish()
             rank, error = min(errors.items(), key=lambda at: (_precedence(at[1]), at[0]))
             if isinstance(error, NotFound):
@@ -147,17 +150,23 @@ class Reading:
                 _expect_same(chosen, details)
             view = self._own_view(details, tree)
             targets = tree_tensors.TargetCollector(view.saved)
-            plan = planned(view.text, view.saved, match_all=targets.match_all)
+            plan = planned(view.text, view.saved, match_all=targets.match_all, where=details["path"])
             for name, tensor in plan.tensors.items():
                 targets.add(name, tensor)
+            for name, tensor in plan.converted.items():
+                tree_tensors.target_view(name, tensor)  # Refuses what cannot be written in place.
             return details, plan, targets.core, self._page_cache(view, plan.tensors)
 
         found, errors = self._ranks.outcomes("choice found", look)
         if found is None or errors:
             return None, errors
         details, plan, targets, page_cache = found
-        read = partial(self._read_targets, details, targets, True, folder, progress, page_cache)
-        return plan, self._ranks.outcomes("restore", lambda: _expect_same(details, read()))[1]
+
+        def read() -> None:
+            _expect_same(details, self._read_targets(details, targets, True, folder, progress, page_cache))
+            plan.convert()
+
+        return plan, self._ranks.outcomes("restore", read)[1]
 
     def _own_view(self, details: dict[str, Any], tree: Any) -> replicas.RankView:
         rank, world = self._ranks.rank, self._ranks.world

@@ -11,6 +11,7 @@ from typing import Any
 from .._errors import Corrupt, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
+from .casts import Casts, convert
 from .optimizers import device_beside
 from .paths import MAX_DEPTH, kind_name, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
@@ -48,13 +49,21 @@ class Stored:
 @dataclass(frozen=True)
 class Plan:
     """Where a checkpoint's tensors go: name -> the caller's tensor (in place) or a new one. `one_sided` says which names
-    only the checkpoint or only the tree has."""
+    only the checkpoint or only the tree has. `converted`: the caller's tensors of other dtypes, by name. Their new
+    tensors in `tensors` have the checkpoint's, until `convert`."""
 
     tensors: dict[str, Any]
     one_sided: list[str]
+    converted: dict[str, Any]
+    casts: Casts
     _tree: Any
     _loads: list[tuple[Any, Any]]
     _partial: bool
+
+    def convert(self) -> None:
+        """Once the tensors are filled, before `finish`."""
+        for name, target in self.converted.items():
+            convert(target, self.tensors[name])
 
     def finish(self) -> Any:
         """Calls load_state_dict on every object of the tree, once the tensors are filled, and returns the tree.
@@ -94,7 +103,9 @@ def plan_restore(
     *,
     place: Callable[[str], Any] = lambda _name: None,
     partial: bool = False,
+    cast: bool = False,
     match_all: MatchAll | None = None,
+    where: str = "the checkpoint",
 ) -> Plan:
     """Matches a checkpoint with the caller's tree. Changes nothing yet; calls state_dict() on the tree's objects.
 
@@ -105,11 +116,14 @@ def plan_restore(
     takes (see Reader) is not among the plan's tensors.
 
     InvalidArgument, with all differences, if the tree and the checkpoint differ in names, shapes or dtypes. `partial`
-    permits names on one side only: the tree's stay as they are, the checkpoint's are left out.
+    permits names on one side only: the tree's stay as they are, the checkpoint's are left out. A dtype that holds every
+    value of the checkpoint's is permitted, with `cast` any. `where` names the checkpoint in messages.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     writer = Writer(Names())
     tensors: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
+    casts = Casts(cast)
 
     def leaf(kind: str, like: Any, name: str, strict: bool) -> Any:
         found = stored.get(name)
@@ -118,17 +132,17 @@ def plan_restore(
         found = found.of_kind(kind)
         if writer.is_tensor(like):
             writer.node(like, name)  # Refuses what cannot be kept.
-            expected = describe(like)
-            if expected != found:
-                reader.differ.append(f"{readable(name)}: the tree has {expected}, the checkpoint has {found}")
-            elif numpy and isinstance(like, numpy.ndarray) and not like.flags.writeable:
+            is_array = numpy is not None and isinstance(like, numpy.ndarray)
+            if is_array and not like.flags.writeable:
                 reader.differ.append(f"{readable(name)}: the tree has a read-only array: give one that can be written")
-            tensors[name] = like
+            take(name, like, describe(like), found, "numpy" if is_array else "torch")
+            return like
         elif is_foreign(like):
             # It may be immutable, so its values come back in a new numpy array.
-            if (expected := describe(as_numpy(like, name))) != found:
-                reader.differ.append(f"{readable(name)}: the tree has {expected}, the checkpoint has {found}")
-            tensors[name] = empty(found, "numpy")
+            expected = describe(as_numpy(like, name))
+            made = empty(expected, "numpy")
+            take(name, made, expected, found, "numpy")
+            return made
         elif strict and not is_plain(like):
             reader.differ.append(
                 f"{readable(name)}: the tree has {kind_name(like)}, the checkpoint has a tensor, {found}"
@@ -139,10 +153,20 @@ def plan_restore(
             tensors[name] = empty(found, kind) if device is None else empty(found, kind, device)
         return tensors.get(name)
 
+    def take(name: str, target: Any, expected: Stored, found: Stored, kind: str) -> None:
+        tensors[name] = target
+        if expected == found:
+            return
+        if expected.shape != found.shape or not casts.may(name, found.dtype, expected.dtype):
+            reader.differ.append(f"{readable(name)}: the tree has {expected}, the checkpoint has {found}")
+            return
+        converted[name] = target
+        tensors[name] = empty(found, kind, target.device) if kind == "torch" else empty(found, kind)
+
     reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all)
     result = reader.node(_parse(text), tree, "", True)
-    reader.raise_differences()
-    return Plan(tensors, reader.one_sided(), result, reader.loads, partial)
+    reader.raise_differences(where, casts.way_out())
+    return Plan(tensors, reader.one_sided(), converted, casts, result, reader.loads, partial)
 
 
 def build(text: str, tensors: Mapping[str, Any]) -> Any:

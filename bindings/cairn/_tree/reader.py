@@ -126,15 +126,17 @@ class Reader:
                 return EnumName.of(kind, member) if found is None else found
         return self._scalar(node)
 
-    def raise_differences(self) -> None:
-        """InvalidArgument, with all of them. If partial, a name on one side only is none."""
+    def raise_differences(self, where: str, way_out: str) -> None:
+        """InvalidArgument, with all of them. If partial, a name on one side only is none. `where` names the checkpoint,
+        `way_out` is one for dtypes."""
         one_sided = [] if self._partial else self.one_sided()
         found = one_sided + ([f"{len(self.differ)} that differ: {_listed(self.differ)}"] if self.differ else [])
         if found:
-            way_out = [
-                "leave them out of the tree or add them, or restore(..., strict=False) for what both have"
-            ] * bool(one_sided)
-            raise InvalidArgument("\n  ".join(["the given tree does not match the checkpoint:", *found, *way_out]))
+            if one_sided:
+                found.append("leave them out of the tree or add them, or restore(..., strict=False) for what both have")
+            if way_out:
+                found.append(way_out)
+            raise InvalidArgument("\n  ".join([f"the given tree does not match {where}:", *found]))
 
     def one_sided(self) -> list[str]:
         """The names on one side only, for messages."""
