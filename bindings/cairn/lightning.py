@@ -31,6 +31,7 @@ from ._lightning.package import name_what_reads
 from ._lightning.package import pl as _pl
 from ._lightning.requeue import Requeue
 from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
+from ._lightning.values import casts_into
 from ._rng import RngState
 
 __all__ = [
@@ -68,6 +69,7 @@ class Callback(_Callback):
         self._rng: dict[str, Any] | None = None
         self._hooks: list[Any] = []
         self._fitting = False  # From on_fit_start on.
+        self._loaded: tuple[str, dict[str, Any]] | None = None  # A checkpoint's path and weights, until on_fit_start.
 
     @property
     def state_key(self) -> str:
@@ -81,6 +83,8 @@ class Callback(_Callback):
     # Lightning's hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if isinstance(trainer.strategy.checkpoint_io, CheckpointIO):
+            self._hooks.append(pl_module.register_load_state_dict_pre_hook(self._before_load))
         if stage != "fit":
             return
         for kind in [] if isinstance(trainer.strategy, Sharded) else type(trainer.strategy).__mro__:
@@ -111,6 +115,9 @@ class Callback(_Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._io is not None
         self._fitting = True
+        if self._loaded is not None:  # The strategy's precision may have made the module narrower since.
+            (path, loaded), self._loaded = self._loaded, None
+            casts_into(pl_module, loaded, path, self._io.cast)
         # After this hook Lightning makes the loader's iterator, which draws random numbers; so does a new epoch.
         self._restore_rng()
         checkpoints = [one for one in trainer.callbacks if isinstance(one, _pl.callbacks.ModelCheckpoint)]
@@ -120,7 +127,7 @@ class Callback(_Callback):
             one.file_exists = self._file_exists  # Lightning's own would miss saves in flight to the same name.
         self._io.attach(pl_module)
         if not pl_module.automatic_optimization:
-            self._hooks = [one.register_step_pre_hook(self._before_step) for one in trainer.optimizers]
+            self._hooks += [one.register_step_pre_hook(self._before_step) for one in trainer.optimizers]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # In mid-epoch the uninterrupted run drew no random numbers here. After the last batch a new epoch begins.
@@ -157,7 +164,7 @@ class Callback(_Callback):
             hook.remove()
         for one in trainer.checkpoint_callbacks:
             vars(one).pop("file_exists", None)
-        self._io = self._trainer = self._rng = None
+        self._io = self._trainer = self._rng = self._loaded = None
         self._fitting = False
         self._hooks = []
 
@@ -179,6 +186,14 @@ class Callback(_Callback):
     def _file_exists(self, filepath: str, trainer: Any) -> bool:
         here = self._io.exists(filepath) if self._io is not None and trainer.is_global_zero else False
         return bool(trainer.strategy.reduce_boolean_decision(here, all=False))
+
+    def _before_load(self, module: Any, state: dict[str, Any], *_: Any) -> None:
+        """Before a module's load_state_dict, of what CheckpointIO has read."""
+        io = module.trainer.strategy.checkpoint_io
+        path, io.loaded = io.loaded, ""
+        if path:
+            casts_into(module, state, path, io.cast).log(path)
+            self._loaded = path, state
 
     def _before_step(self, *_: Any) -> None:
         self.fence()
@@ -207,12 +222,13 @@ def load_from_checkpoint(
     map_location: Any = None,
     hparams_file: str | os.PathLike[str] | None = None,
     strict: bool | None = None,
+    cast: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """`cls.load_from_checkpoint(path)` for Cairn's checkpoints: `cls` is a LightningModule or LightningDataModule.
 
     Lightning's own function reads with torch.load. Hyper-parameters come from the checkpoint, or from hparams_file;
-    kwargs override them.
+    kwargs override them. `cast` as in CheckpointIO.
     """
     saving = importlib.import_module(f"{_pl.__name__}.core.saving")
     checkpoint = load_checkpoint(path, map_location)
@@ -230,6 +246,7 @@ def load_from_checkpoint(
     if issubclass(cls, _pl.LightningDataModule):
         return saving._load_state(cls, checkpoint, **kwargs)
     model = saving._load_state(cls, checkpoint, strict=strict, **kwargs)
+    casts_into(model, checkpoint["state_dict"], os.fspath(path), cast).log(os.fspath(path))
     tensors = (tensor for tensor in checkpoint["state_dict"].values() if isinstance(tensor, torch.Tensor))
     return model.to(next(tensors, torch.empty(0)).device)
 

@@ -433,3 +433,39 @@ def test_what_lightning_loads_by_path_says_what_to_use_instead(tmp_path: Path) -
     plain.fit(Model(width=3), batches())
     plain.save_checkpoint(tmp_path / "theirs.ckpt")  # Which is read as ever.
     assert Model.load_from_checkpoint(tmp_path / "theirs.ckpt").hparams["width"] == 3
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_a_cast_that_loses_values_is_refused_unless_allowed(
+    tmp_path: Path, precision: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Narrow(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            if precision == "32-true":
+                self.net[0].half()
+
+        def training_step(self, batch: list[torch.Tensor], _: int) -> Any:
+            return sum(parameter.float().square().sum() for parameter in self.parameters())
+
+    fit(ModelCheckpoint(tmp_path, filename="wide"), max_epochs=1)
+    path = tmp_path / "wide.ckpt"
+    model = Narrow()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(cairn.InvalidArgument, match=r'wide.ckpt: .*net.0.weight \(F32 .* here\).*cast="allow"'):
+        fit(model=model, ckpt_path=path, precision=precision)
+    if precision == "32-true":  # Else it is made narrower after the load.
+        same(dict(model.state_dict()), before)
+        with pytest.raises(cairn.InvalidArgument, match="net.0.bias"):
+            cairn.lightning.load_from_checkpoint(Narrow, path)
+        with pytest.raises(cairn.InvalidArgument, match="net.0.bias"):
+            a_trainer(cairn.lightning.Callback()).validate(model, batches(), ckpt_path=path)
+        cairn.lightning.load_from_checkpoint(Narrow, path, cast="allow")
+    fit(model=Narrow(), ckpt_path=path, precision=precision, io=an_io(cast="allow"))
+
+
+def test_a_cast_that_keeps_every_value_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(ModelCheckpoint(tmp_path, filename="narrow"), max_epochs=1, precision="bf16-true")
+    caplog.set_level(logging.INFO, "cairn")
+    fit(ckpt_path=tmp_path / "narrow.ckpt", max_epochs=1)
+    assert len([one for one in caplog.messages if "to another dtype, none with a loss: net.0.weight (BF16" in one]) == 1

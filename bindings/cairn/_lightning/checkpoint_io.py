@@ -19,6 +19,7 @@ from .._errors import InvalidArgument
 from .._path_store import PathStore
 from .._paths import local_path
 from .._save import Save
+from .._tree.casts import allows_loss
 from .._tree.tensors import Placement
 from .package import pl
 from .values import check_kept, device_of, to_device
@@ -35,10 +36,17 @@ class CheckpointIO(_CheckpointIO):
     Options are Checkpointer's (host_memory, max_in_flight, ...), except those that choose what is kept: ModelCheckpoint
     does that. With cairn.lightning.Callback saves go on while training does; without one each is durable when its call
     returns. A failure in the background is raised by the next save and at the end of the fit.
+
+    A module's tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is
+    logged. Else the load is refused, unless `cast` is "allow". Without cairn.lightning.Callback nobody sees that on one
+    device or with DDP, because torch's load_state_dict converts silently.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, cast: str | None = None, **options: Any) -> None:
         self._store = PathStore(**options)
+        self.cast = cast
+        allows_loss(cast)
+        self.loaded = ""  # What was read last, until its state is in the module.
         self._module: Any = None  # Set while a Callback fences.
         self._warned = False  # Or no warning is needed.
         self.optimizers_on: Any = None  # A fit's device.
@@ -88,6 +96,7 @@ class CheckpointIO(_CheckpointIO):
             sharded = _is_sharded(reader, folder)
             loaded = _whole(reader, folder) if sharded else reader.load(folder=folder, map_location=into)
         checkpoint: dict[str, Any] = loaded if device is None else to_device(loaded, device)
+        self.loaded = folder
         return checkpoint
 
     def _place(self, name: str) -> Any:
@@ -165,7 +174,7 @@ class CheckpointIO(_CheckpointIO):
                     f"{path}: expected a checkpoint of cairn.lightning's sharded strategies, found one of a single "
                     "device or DDP: load its weights with cairn.lightning.load_from_checkpoint before sharding"
                 )
-            yield ShardedReader(reader, folder)
+            yield ShardedReader(reader, folder, self.cast)
 
     # Internal
 
@@ -203,13 +212,13 @@ class CheckpointIO(_CheckpointIO):
 class ShardedReader:
     """One checkpoint of a sharded strategy."""
 
-    def __init__(self, checkpointer: Checkpointer, folder: str) -> None:
-        self._checkpointer, self._folder = checkpointer, folder
+    def __init__(self, checkpointer: Checkpointer, folder: str, cast: str | None) -> None:
+        self._checkpointer, self._folder, self._cast = checkpointer, folder, cast
         paths = _direct().names_in(checkpointer, folder).planner_data.values()
         self.parts = {str(path[0]) for path in paths}
 
     def load_into(self, state: dict[str, Any], partial: bool) -> None:
-        _direct().load_into(self._checkpointer, state, folder=self._folder, partial=partial)
+        _direct().load_into(self._checkpointer, state, folder=self._folder, partial=partial, cast=self._cast)
 
 
 def _direct() -> Any:

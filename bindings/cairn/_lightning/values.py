@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgument
+from .._tree.casts import Casts, allows_loss
 from .._tree.paths import is_stateful
+from .._tree.tensors import dtype_name
 from .._tree.values import dataclass_fields
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes})
@@ -56,3 +58,15 @@ def to_device(value: Any, device: torch.device) -> Any:
     if type(value) in (list, tuple):
         return type(value)(to_device(child, device) for child in value)
     return value
+
+
+def casts_into(module: Any, loaded: dict[str, Any], path: str, cast: str | None) -> Casts:
+    """How load_state_dict converts a checkpoint's tensors. InvalidArgument if that loses something and `cast` does not
+    allow it."""
+    casts = Casts(allows_loss(cast))
+    for name, own in module.state_dict().items():
+        given = loaded.get(name)
+        if isinstance(given, torch.Tensor) and isinstance(own, torch.Tensor) and own.dtype != given.dtype:
+            casts.may(name, dtype_name(name, given), dtype_name(name, own))
+    casts.raise_refused(path)
+    return casts
