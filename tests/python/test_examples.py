@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from jobs import ENVIRONMENT
-from programs import EXAMPLES, TEXT
+from programs import EXAMPLES, TEXT, Job
 
 
 def start(name: str, *arguments: Any, before: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -113,3 +113,21 @@ def test_a_training_that_is_killed_at_a_random_moment_passes() -> None:
     lines = finish(start("kill_and_resume.py"))
 
     assert lines[-1] == "PASS", lines
+
+
+def test_fsdp2_goes_on_with_its_optimizer_on_fewer_ranks(tmp_path: Path) -> None:
+    """Each digest is of the weights and the moments; a loss of another number of ranks differs in its last bits alone."""
+    killed = Job(EXAMPLES / "fsdp2.py", tmp_path, world=4).kill_after(25, tmp_path)
+    first, *resumed = Job(EXAMPLES / "fsdp2.py", tmp_path, "--steps", 40, world=2).finish()
+
+    assert killed[0] == "4 ranks, from the beginning"
+    at = int(first.removeprefix("2 ranks, resumed from step "))
+    assert resumed[0] in killed and resumed[0].endswith(f" step={at}")
+
+    def losses_by_step(lines: list[str]) -> dict[str, float]:
+        return {step: float(loss) for step, _, loss in (line.partition(" loss=") for line in lines if " loss=" in line)}
+
+    before, after = losses_by_step(killed), losses_by_step(resumed)
+    assert [*after] == [f"step={step}" for step in range(at + 1, 41)]
+    both = before.keys() & after.keys()
+    assert [after[step] for step in both] == pytest.approx([before[step] for step in both], rel=1e-4)
