@@ -193,3 +193,23 @@ def test_lazy_tensors_of_a_path_do_not_keep_python_from_ending(make: Make, root:
         [sys.executable, "-c", script, root], capture_output=True, text=True, env=environment, check=True
     )
     assert ran.stderr == ""
+
+
+def test_an_optimizers_state_dict_gets_the_state_that_it_lacks(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """As the optimizer itself does, which a template without state stands for."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight])
+    weight.sum().backward()
+    optimizer.step()
+    checkpointer = make()
+    checkpointer.save(1, {"optimizer": optimizer.state_dict(), "loader": {"state": {"at": torch.ones(1)}}}).wait()
+    fresh = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
+    tree = {"optimizer": fresh.state_dict(), "loader": {"state": {}}}
+
+    with pytest.raises(cairn.InvalidArgument, match="only in the checkpoint: optimizer/state/0, loader/state/at"):
+        checkpointer.restore(tree)
+    restored = checkpointer.restore(tree, strict=False)
+
+    assert torch.equal(restored["optimizer"]["state"][0]["exp_avg"], optimizer.state[weight]["exp_avg"])
+    assert restored["loader"] == {"state": {}}
+    assert ["1 only in the checkpoint: loader/state/at" in one.getMessage() for one in caplog.records] == [True]

@@ -41,7 +41,8 @@ class Reader:
     """One walk over a text, along the caller's tree (`like`) as far as that reaches; None matches anything.
 
     If a node is `strict`, names and kinds must agree, and differences are collected. Within an object's state they may
-    differ. `partial`: a strict container keeps what only the tree has, and leaves out what only the checkpoint has.
+    differ. `partial`: a strict container keeps what only the tree has, and leaves out what only the checkpoint has; but a
+    torch optimizer's state dict gets the state that it lacks, as the optimizer itself would.
 
     `_orig_mod` in a name is what torch.compile puts there. A key that differs from the tree's only by that matches it.
 
@@ -63,6 +64,7 @@ class Reader:
         self._find = find or (lambda path, _name: values.find_class(path))
         self._match_all = None if partial else match_all
         self._known = Writer(Names()).kept
+        self._optimizer_states: set[str] = set()  # Paths of "state" beside "param_groups".
         self.loads: list[tuple[Any, Any]] = []
         self.only_stored: list[str] = []
         self.only_tree: list[str] = []
@@ -192,6 +194,10 @@ class Reader:
         elif strict and name and is_plain(like) and not kinds_in(node, ""):
             strict = False  # Plain values on both sides: the checkpoint's as a whole. The root's names always count.
         if strict:
+            if self._partial and "param_groups" in parts.keys() & theirs.keys():
+                self._optimizer_states.add(join(name, "state"))
+            new = [] if name not in self._optimizer_states else [part for part in parts if part not in theirs]
+            theirs = {**theirs, **dict.fromkeys(new)}
             self.only_stored += [readable(join(name, part)) for part in parts if part not in theirs]
             self.only_tree += [readable(join(name, part)) for part in theirs if part not in parts]
             if self._partial:
