@@ -132,12 +132,14 @@ def load(
     process_group: Any = None,
     no_dist: bool = False,
     cast: str | None = None,
+    strict: bool = True,
     **options: Any,
 ) -> None:
     """torch.distributed.checkpoint.load, through Cairn; see `save`. Waits for this process's saves to the same root.
     The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded.
-    `cast` is StorageReader's, which a storage_reader that is given has already."""
+    `cast` and `strict` are StorageReader's. With `strict=False` what the checkpoint lacks stays as it is, too."""
     known: _Root | None = None
+    made: StorageReader | None = None
     step: int | None = None
     if not storage_reader:
         root, step = parse_path(checkpoint_id)
@@ -145,24 +147,28 @@ def load(
         with _lock:
             known = _roots.setdefault(os.path.realpath(root), _Root())
             opened = None if known.checkpointer is None or known.checkpointer._core.closed else known.checkpointer
-            storage_reader = StorageReader(opened or root, step, cast=cast)
-            known.users.add(storage_reader)
+            storage_reader = made = StorageReader(opened or root, step, cast=cast, strict=strict)
+            known.users.add(made)
         if opened is not None:
             known = None
             opened.drain()
-    elif cast is not None:
-        raise InvalidArgument("cast: give it to the storage_reader")
+    elif cast is not None or not strict:
+        raise InvalidArgument("cast and strict: give them to the storage_reader")
     if not no_dist:
         Uploads.wait_before()
-    state_dict_loader.load(
-        state_dict,
-        checkpoint_id=checkpoint_id,
-        storage_reader=storage_reader,
-        planner=planner or LoadPlanner(),
-        process_group=process_group,
-        no_dist=no_dist,
-        **options,
-    )
+    try:
+        state_dict_loader.load(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_reader=storage_reader,
+            planner=planner or LoadPlanner(allow_partial_load=not strict),
+            process_group=process_group,
+            no_dist=no_dist,
+            **options,
+        )
+    finally:
+        if made is not None:
+            made.reset()  # Releases the checkpoint, also if the load was refused before it read.
     if known is not None:
         known.loaded = step
 

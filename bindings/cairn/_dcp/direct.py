@@ -77,14 +77,17 @@ def load_into(
     step: int | None = None,
     *,
     folder: str = "",
-    partial: bool = False,
+    strict: bool = True,
     cast: str | None = None,
 ) -> None:
     """Reads a checkpoint (None: the newest; or the one in `folder`) into the tensors and objects of `state`, as dcp.load
-    does. Unpickles nothing. Every rank calls it if torch.distributed is initialised. With `partial`, what the checkpoint
-    lacks stays as it is. `cast` as in StorageReader."""
-    reader = StorageReader(source, step, folder=folder, cast=cast)
-    load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=partial))
+    does. Unpickles nothing. Every rank calls it if torch.distributed is initialised. `strict` and `cast` as in
+    `by_path.load`."""
+    reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
+    try:
+        load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))
+    finally:
+        reader.reset()  # Releases the checkpoint, also if the load was refused before it read.
 
 
 def load_all(

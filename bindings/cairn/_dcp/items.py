@@ -239,6 +239,10 @@ class StoredItems:
             raise Corrupt(f'"{fqn}": the checkpoint names it, but no shard holds it')
         return self.chunks[fqn]
 
+    def is_empty(self, fqn: str) -> bool:
+        """Whether it is a tensor without elements: no plan reads that."""
+        return any(0 in chunk.size for chunk in self.chunks.get(fqn, ())[:1])
+
     def find(self, fqn: str, offset: Iterable[int] | None) -> Chunk:
         wanted = None if offset is None else tuple(offset)
         for chunk in self.chunks_of(fqn):

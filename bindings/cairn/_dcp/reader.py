@@ -31,6 +31,7 @@ from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .items import BELOW, StoredItems, is_step, memory_of, parse_step, part_of, read_items
+from .left_out import tell_left_out
 from .planners import LoadPlanner
 from .targets import Targets
 
@@ -66,6 +67,9 @@ class StorageReader(storage.StorageReader):
 
     A tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is logged. Else
     it is refused, unless `cast` is "allow".
+
+    The log names what only the checkpoint has. If that is state of an optimizer of which the state to load into has
+    something, the load is refused, unless `strict` is False. What all ranks of the load ask for counts.
     """
 
     def __init__(
@@ -75,12 +79,13 @@ class StorageReader(storage.StorageReader):
         *,
         folder: str = "",
         cast: str | None = None,
+        strict: bool = True,
     ) -> None:
         self._resume = isinstance(source, Checkpointer)
         self._checkpointer = source if isinstance(source, Checkpointer) else Checkpointer(source, read_only=True)
         self._step = step if step is None else parse_step(step)
         self._folder = folder
-        self._cast = allows_loss(cast)
+        self._cast, self._strict = allows_loss(cast), strict
         self._details: dict[str, Any] = {}
         self._stored: StoredItems | None = None
 
@@ -123,6 +128,14 @@ class StorageReader(storage.StorageReader):
         return dataclasses.replace(plan, storage_data=about)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        assert self._stored is not None
+        tell_left_out(
+            self._details["path"],
+            self._stored.paths,
+            {item.storage_index.fqn for plan in plans for item in plan.items},
+            [fqn for fqn in self._stored.paths if not self._stored.is_empty(fqn)],
+            self._strict,
+        )
         # A planner may have made plans anew, without what the ranks said.
         said = {rank: plan.storage_data for rank, plan in enumerate(plans) if isinstance(plan.storage_data, _About)}
         first = min(said, default=0)

@@ -217,8 +217,8 @@ class ShardedReader:
         paths = _direct().names_in(checkpointer, folder).planner_data.values()
         self.parts = {str(path[0]) for path in paths}
 
-    def load_into(self, state: dict[str, Any], partial: bool) -> None:
-        _direct().load_into(self._checkpointer, state, folder=self._folder, partial=partial, cast=self._cast)
+    def load_into(self, state: dict[str, Any], strict: bool) -> None:
+        _direct().load_into(self._checkpointer, state, folder=self._folder, strict=strict, cast=self._cast)
 
 
 def _direct() -> Any:

@@ -48,7 +48,7 @@ class Sharded:
             state: dict[str, Any] = {"state_dict": torch_state.get_model_state_dict(module), REST: None}
             for index, optimizer in enumerate(optimizers):
                 state[f"{OPTIMIZER}{index}"] = torch_state.get_optimizer_state_dict(module, optimizer)
-            reader.load_into(state, partial=not strict)
+            reader.load_into(state, strict)
         options = torch_state.StateDictOptions(strict=strict)
         torch_state.set_model_state_dict(module, state["state_dict"], options=options)
         for index, optimizer in enumerate(optimizers):

@@ -1,0 +1,63 @@
+"""What only the checkpoint has, not the state that it is loaded into: named in the log, or refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from .._errors import InvalidArgument, counted
+
+_log = logging.getLogger("cairn")
+# Of torch's optimizers, nested ("optim.state.0.exp_avg") or flat ("state.layer.weight.exp_avg"). What stands before is the
+# optimizer's place.
+_GROUPS, _STATE, _EITHER = (
+    re.compile(rf"(?:^|(?<=\.))(?:{key})(?=\.|$)") for key in ("param_groups", "state", "param_groups|state")
+)
+_MAX_LISTED = 5  # Names in one message.
+
+
+def tell_left_out(
+    where: str, paths: Mapping[str, Sequence[str | int]], loaded: set[str], sized: Iterable[str], strict: bool
+) -> None:
+    """Logs which of the checkpoint's names no rank loads. `sized` are those that ranks would ask for: a tensor without
+    elements is never asked for.
+
+    InvalidArgument, if `strict`, for state of an optimizer of which something else is loaded: its moments would begin
+    anew, and nobody would say so.
+    """
+    only = [fqn for fqn in sized if fqn not in loaded]
+    if not only:
+        return
+    optimizers = _places(_GROUPS, paths) & _places(_EITHER, loaded)
+    state = [fqn for fqn in only if optimizers & _places(_STATE, [fqn])] if optimizers else []
+    if state:
+        told = f"{where}: {counted(len(state), 'name')} of an optimizer's state only in the checkpoint: {_some(state)}"
+        if strict:
+            raise InvalidArgument(
+                f"{told}. Make the state before the load, as get_optimizer_state_dict of torch.distributed.checkpoint."
+                "state_dict does, and freeze parameters after it; or leave it out with strict=False"
+            )
+        _log.warning("%s: left out", told)
+    tops = {paths[fqn][0] for fqn in loaded if fqn in paths}
+    rest = sorted({*only}.difference(state))
+    beside = [fqn for fqn in rest if len(paths[fqn]) > 1 and paths[fqn][0] in tops]
+    whole = sorted({*rest}.difference(beside))
+    for names, level in ((beside, logging.WARNING), (whole, logging.INFO)):
+        if names:
+            _log.log(
+                level,
+                "%s: left out %s that only the checkpoint has: %s",
+                where,
+                counted(len(names), "name"),
+                _some(names),
+            )
+
+
+def _places(of: re.Pattern[str], names: Iterable[str]) -> set[str]:
+    return {fqn[: found.start()] for fqn in names for found in of.finditer(fqn)}
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more

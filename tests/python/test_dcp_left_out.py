@@ -1,0 +1,148 @@
+"""What only the checkpoint has: named by a load through cairn.dcp, and refused if it is state of an optimizer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp_worlds import Worlds, worlds
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+cairn_dcp = pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+__all__ = ["worlds"]  # A fixture.
+
+
+def job(seed: int, steps: int = 0, frozen: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    model[0].requires_grad_(not frozen)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def nested(model: Any, optimizer: Any) -> dict[str, Any]:
+    return get_optimizer_state_dict(model, optimizer)
+
+
+def flat(model: Any, optimizer: Any) -> dict[str, Any]:
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+def bare(_model: Any, optimizer: Any) -> dict[str, Any]:
+    return optimizer.state_dict()  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def path(root: Path) -> Path:
+    return root / "step-1"
+
+
+def save(path: Path, state: Any) -> None:
+    cairn_dcp.save(state, checkpoint_id=path, no_dist=True)
+    cairn_dcp.checkpointer_for(path, no_dist=True).close()
+
+
+def load(path: Path, state: Any, **options: Any) -> Any:
+    cairn_dcp.load(state, checkpoint_id=path, no_dist=True, **options)
+    return state
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(one.levelname, one.getMessage().partition(": ")[2]) for one in caplog.records if one.name == "cairn"]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [(nested, "state.0.weight.exp_avg"), (flat, "state.0.weight.exp_avg"), (bare, "state.0.exp_avg")]
+)
+@pytest.mark.parametrize("at", ["optim.", ""])
+def test_moments_that_the_state_to_load_into_lacks_are_an_error(
+    path: Path, form: Any, name: str, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def state(*of: Any) -> dict[str, Any]:
+        found: dict[str, Any] = form(*of)
+        return {"optim": found, "step": 3} if at else {**found, "step": 3}
+
+    model, optimizer = job(0, steps=2)
+    save(path, state(model, optimizer))
+    other = job(1, frozen=form is not bare)
+    into = state(*other)
+    before = repr(into)
+
+    with pytest.raises(CheckpointException) as refused:
+        load(path, into)
+
+    message = str(refused.value)
+    assert "InvalidArgument" in message and f"{path.parent}/step-00000000000000000001: " in message
+    assert f"of an optimizer's state only in the checkpoint: {at}state.0" in message
+    assert "get_optimizer_state_dict" in message and "strict=False" in message
+    assert repr(into) == before
+
+    caplog.set_level(logging.INFO, "cairn")
+    load(path, into, strict=False)
+
+    assert into["step"] == 3
+    assert [(level, f"{at}state.0" in text) for level, text in told(caplog)] == [("WARNING", True)]
+    if form is not bare:  # What is frozen at the save, too, has no moments.
+        save(path, state(*job(0, steps=2, frozen=True)))
+        load(path, into)
+
+
+def test_a_model_alone_is_loaded_and_the_rest_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = job(0, steps=2)
+    state = {
+        "model": model.state_dict() | {"none": torch.zeros(0, 3)},
+        "optim": {"state": optimizer.state_dict()["state"]},
+        "loss": 2.5,
+    }
+    save(path, state)
+    caplog.set_level(logging.INFO, "cairn")
+
+    into = load(path, {"model": job(1)[0].state_dict()})
+
+    assert torch.equal(into["model"]["0.weight"], model[0].weight)
+    ((level, text),) = told(caplog)
+    assert level == "INFO" and text == (
+        "left out 13 names that only the checkpoint has: loss, optim.state.0.exp_avg, optim.state.0.exp_avg_sq, "
+        "optim.state.0.step, optim.state.1.exp_avg, and 8 more"
+    )
+
+
+def test_a_part_of_what_is_loaded_that_is_left_out_is_a_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(path, {"m": {"a": torch.ones(3), "ema": torch.ones(3)}, "step": 5, "sched": {"last": 3}})
+    caplog.set_level(logging.INFO, "cairn")
+    load(path, {"m": {"a": torch.zeros(3)}, "step": 0})
+    assert told(caplog) == [
+        ("WARNING", "left out 1 name that only the checkpoint has: m.ema"),
+        ("INFO", "left out 1 name that only the checkpoint has: sched.last"),
+    ]
+
+
+def test_what_one_rank_refuses_no_rank_begins_to_read(worlds: Worlds) -> None:
+    """And what the ranks ask for together counts: each stage of a pipeline has its own parameters."""
+    two = worlds(2)
+    two.all(
+        "stage = {f'optim.state.{rank}.exp_avg': torch.full((4,), rank + 1.0), 'optim.param_groups': [1],"
+        "         'w': torch.ones(4)}\n"
+        "def refused(state, wanted, planner=None):\n"
+        "    blank = {key: torch.zeros_like(one) if hasattr(one, 'shape') else 0 for key, one in state.items()}\n"
+        "    try: load(blank, 1, planner)\n"
+        "    except BaseException as error: assert wanted in str(error), str(error)\n"
+        "    else: return 'loaded', sum(float(one.sum()) for one in blank.values() if hasattr(one, 'shape'))\n"
+        "    return 'refused', any(bool(one.any()) for one in blank.values() if hasattr(one, 'shape'))\n"
+        "save(stage, 1)\n"
+        "narrow = {**stage, 'w': stage['w'].half() if rank else stage['w']}\n"
+        "lacking = {key: one for key, one in stage.items() if not rank or 'state' not in key}; None"
+    )
+    assert two.all("refused(stage, '')") == [["loaded", 8.0], ["loaded", 12.0]]
+    assert (
+        two.all("refused(lacking, 'state only in the checkpoint: optim.state.1.exp_avg')") == [["refused", False]] * 2
+    )
+    assert two.all("refused(narrow, 'w (F32 in the checkpoint, F16 here)')") == [["refused", False]] * 2
