@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/memory_overlap.h"
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
 #include "conversions.h"
@@ -173,6 +174,46 @@ py::object TreeTensors::MatchAll(const py::list& keys, const py::list& nodes, co
   return found;
 }
 
+std::string_view TreeTensors::NameOf(std::size_t i) const {
+  const std::size_t begin = i == 0 ? 0 : seen_.tensors[i - 1].name_end;
+  return std::string_view(seen_.names).substr(begin, seen_.tensors[i].name_end - begin);
+}
+
+TreeTensors::Extents TreeTensors::ExtentsOf(std::size_t i) const {
+  const std::size_t begin = i == 0 ? 0 : seen_.tensors[i - 1].extents_end;
+  const auto all = std::span(seen_.extents).subspan(begin, seen_.tensors[i].extents_end - begin);
+  const auto dimensions = static_cast<std::size_t>(seen_.tensors[i].dense.dimensions);
+  return {all.first(dimensions), all.subspan(dimensions)};
+}
+
+py::tuple TreeTensors::SharedMemory(const TreeTensors& more) const {
+  const std::size_t own = seen_.tensors.size();
+  const std::size_t all = own + more.seen_.tensors.size();
+  const auto at = [&](std::size_t i) { return i < own ? std::pair(this, i) : std::pair(&more, i - own); };
+  std::vector<StridedLayout> layouts;
+  layouts.reserve(all);
+  for (std::size_t i = 0; i < all; ++i) {
+    const auto [of, j] = at(i);
+    const TorchReader::Dense& dense = of->seen_.tensors[j].dense;
+    const auto [shape, strides] = of->ExtentsOf(j);
+    layouts.push_back(MakeStridedLayout(dense.data, DTypeSize(dense.dtype), shape, strides));
+  }
+  const cairn::SharedMemory found = FindSharedMemory(layouts, [&](std::size_t a, std::size_t b) {
+    const auto [x, i] = at(a);
+    const auto [y, j] = at(b);
+    return x->seen_.tensors[i].dense == y->seen_.tensors[j].dense &&
+           std::ranges::equal(x->ExtentsOf(i).shape, y->ExtentsOf(j).shape);
+  });
+  const auto named = [&](const cairn::SharedMemory::Pair& pair) {
+    const auto [a, i] = at(pair.first);
+    const auto [b, j] = at(pair.second);
+    return py::make_tuple(a->NameOf(i), b->NameOf(j));
+  };
+  py::list tied;
+  for (const auto& pair : found.aliases) tied.append(named(pair));
+  return py::make_tuple(tied, found.overlap ? py::object(named(*found.overlap)) : py::none());
+}
+
 std::set<int> TreeTensors::cuda_devices() const {
   std::set<int> devices;
   for (const Tensor& tensor : seen_.tensors) {
@@ -236,6 +277,7 @@ void BindTreeTensors(py::module_& module) {
       .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
       .def("match_all", &TreeTensors::MatchAll, "keys"_a, "nodes"_a, "like"_a, "prefix"_a, "stored"_a)
+      .def("shared_memory", &TreeTensors::SharedMemory, "more"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);
 }
 

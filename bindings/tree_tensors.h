@@ -73,6 +73,9 @@ class TreeTensors {
   pybind11::object MatchAll(const pybind11::list& keys, const pybind11::list& nodes, const pybind11::dict& like,
                             std::string_view prefix, const StoredTensors& stored);
 
+  /// Which of these tensors and `more` lie in the same memory, by name: ([(first, tied to it), ...], (a, b) or None).
+  /// Those of the list are one tensor, with one dtype and shape; the two others overlap.
+  [[nodiscard]] pybind11::tuple SharedMemory(const TreeTensors& more) const;
   [[nodiscard]] std::set<int> cuda_devices() const;
   /// The State: that of `last` if it holds the same tensors in the same order. Stores the result in `last`. Call it
   /// once only. InvalidArgument for views that State::Add refuses.
@@ -88,6 +91,13 @@ class TreeTensors {
     const void* data;
   };
 
+  struct Extents {
+    std::span<const std::int64_t> shape;
+    std::span<const std::int64_t> strides;
+  };
+
+  [[nodiscard]] std::string_view NameOf(std::size_t i) const;
+  [[nodiscard]] Extents ExtentsOf(std::size_t i) const;
   void Prefetch(std::span<PyObject* const> values, std::size_t at) const;
   /// Adds a tensor that was read, whose shape is appended already.
   void AddRead(std::string_view prefix, std::string_view key, Tensor tensor, pybind11::handle value);

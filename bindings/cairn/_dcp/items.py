@@ -221,6 +221,7 @@ class Chunk:
     logical: str | None  # None: a whole tensor.
     size: tuple[int, ...]  # Of the whole.
     name: str  # Its own, in its shard.
+    place: tuple[str, str]  # Its file, and the name of the tensor there that holds its bytes.
     last: tuple[int, ...] = ()  # The last dimension in the file, of bytes, if it has one for them.
 
 
@@ -308,9 +309,9 @@ def read_items(details: Mapping[str, Any]) -> StoredItems:
                     dtypes.update(dtypes_of(items.get("dtypes", {})))
                 case _:
                     raise ValueError("expected version, paths, values, pickled and tied")
-    for name, dtype, shape, _, _, _, part in details["tensors"]:
+    for name, dtype, shape, _, file, holder, part in details["tensors"]:
         logical, size, offset = part or (None, shape, (0,) * len(shape))
-        chunk = Chunk(dtype, tuple(shape), tuple(offset), logical, tuple(size), name)
+        chunk = Chunk(dtype, tuple(shape), tuple(offset), logical, tuple(size), name, (file, holder or name))
         named = logical or name
         fqn = named.removesuffix(BELOW) if BELOW in named[:-1] else named
         if _name_of(fqn) == named:  # Else it is an array in a value.
@@ -345,7 +346,9 @@ def _as_dtype(chunk: Chunk, dtype: str) -> Chunk:
     ):
         raise Corrupt(f'"{chunk.logical}": expected whole elements of {dtype}, found bytes of {chunk.size}')
     kept = len(whole.shape)
-    return Chunk(dtype, whole.shape, chunk.offset[:kept], chunk.logical, chunk.size[:kept], chunk.name, last)
+    return Chunk(
+        dtype, whole.shape, chunk.offset[:kept], chunk.logical, chunk.size[:kept], chunk.name, chunk.place, last
+    )
 
 
 def part_of(chunk: Chunk, begin: Sequence[int], lengths: Sequence[int]) -> _core.Part | None:

@@ -30,7 +30,7 @@ from .._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
 from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
-from .items import BELOW, StoredItems, is_step, memory_of, parse_step, part_of, read_items
+from .items import BELOW, StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out
 from .planners import LoadPlanner
 from .targets import Targets
@@ -163,9 +163,30 @@ class StorageReader(storage.StorageReader):
         """Into what a plan reads. InvalidArgument if it must not. Changes nothing."""
         assert self._stored is not None
         items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
-        targets = Targets(self._stored, items, planner, self._cast)
-        targets.casts.raise_refused(self._details["path"])
+        targets = Targets(self._stored, items, planner, self._cast, self._details["path"])
+        if unlike := self._first_unlike(targets, [pair for pair in targets.tied if not targets.is_tied(pair)]):
+            targets.raise_shared(unlike)
         return targets
+
+    def _first_unlike(self, targets: Targets, pairs: list[tuple[int, int]]) -> tuple[int, int] | None:
+        """The first pair of items for which the checkpoint has different bytes. Of tied tensors that several ranks held,
+        two of them may have written one each."""
+        assert self._stored is not None
+        reads = _Reads(self._stored)
+
+        def read(number: int) -> torch.Tensor:
+            item = targets.items[number][0]
+            made = torch.empty(tuple(item.lengths), dtype=torch_dtype(targets.chunk(number).dtype))
+            reads.region(item, made)
+            return made
+
+        both = [(pair, read(pair[0]), read(pair[1])) for pair in pairs]
+        if both:
+            self._checkpointer._reading.read_views(self._details, reads.views, False, folder=self._folder)
+        for pair, a, b in both:
+            if a.dtype != b.dtype or not torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (a, b))):
+                return pair
+        return None
 
     def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         try:
@@ -181,7 +202,11 @@ class StorageReader(storage.StorageReader):
         assert self._stored is not None
         targets = self.targets(plan, planner)
         reads = _Reads(self._stored)
-        landed = [(item, *reads.region(item, target)) for item, target in targets.items]
+        read_already = {second for _, second in targets.tied}
+        landed = [
+            (item, target, None if number in read_already else reads.region(item, target))
+            for number, (item, target) in enumerate(targets.items)
+        ]
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
@@ -228,10 +253,9 @@ class _Reads:
         self.arrays: dict[str, Any] = {}  # Tensors of values, and pickled bytes, by name.
         self._regions: dict[str, int] = {}  # The number of names given, by fqn.
         self._named: set[str] = set()
-        self._targets: set[tuple[Any, ...]] = set()
 
-    def region(self, item: ReadItem, target: Any) -> tuple[Any, Any]:
-        """Reads an item into its target: in place, or into the temporary tensor that is returned with it."""
+    def region(self, item: ReadItem, target: Any) -> Any:
+        """Reads an item into its target: in place, or into the temporary tensor that is returned."""
         index = item.storage_index
         chunk = self._stored.find(index.fqn, index.offset)
         part = part_of(chunk, item.storage_offsets, item.lengths)
@@ -242,17 +266,15 @@ class _Reads:
         name = chunk.name if part is None else self._name_region(index.fqn)
         temporary = None
         try:
-            memory = memory_of(target)
-            if dtype_name(name, target) != chunk.dtype or memory in self._targets:
-                raise Unsupported("converted by copy_, or tied to another target")
-            self._targets.add(memory)
+            if dtype_name(name, target) != chunk.dtype:
+                raise Unsupported("converted by copy_")
             view = target_view(name, target)
         except (InvalidArgument, Unsupported):
             device = target.device if target.is_cuda else "cpu"
             temporary = torch.empty(tuple(item.lengths), dtype=torch_dtype(chunk.dtype), device=device)
             view = target_view(name, temporary)
         self.views.append((*view, part))
-        return target, temporary
+        return temporary
 
     def _name_region(self, fqn: str) -> str:
         """A name for messages that no other read of this load has."""

@@ -6,19 +6,52 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import ReadItem
 
+from .. import _core
+from .._errors import InvalidArgument
 from .._tree.casts import Casts
-from .._tree.tensors import dtype_name
-from .items import StoredItems
+from .._tree.tensors import dtype_name, memory_view
+from .items import Chunk, StoredItems
 
 
 class Targets:
-    """The tensors of a plan's items, and how they differ from the checkpoint's."""
+    """The tensors of a plan's items, and how they differ from the checkpoint's.
 
-    def __init__(self, stored: StoredItems, items: list[ReadItem], planner: Any, allow_loss: bool) -> None:
+    `casts` are to other dtypes. `tied`: pairs of items with one target; the second need not be read if the checkpoint has
+    the same for both, which it surely has if `is_tied`.
+    """
+
+    def __init__(self, stored: StoredItems, items: list[ReadItem], planner: Any, allow_loss: bool, where: str) -> None:
         self.items = [(item, planner.resolve_tensor(item).detach()) for item in items]
         self.casts = Casts(allow_loss)
-        for item, target in self.items:
+        self._where = where
+        self._chunks = [stored.find(item.storage_index.fqn, item.storage_index.offset) for item in items]
+        memory = _core.TreeTensors(None)
+        for number, ((item, target), chunk) in enumerate(zip(self.items, self._chunks, strict=True)):
             fqn = item.storage_index.fqn
-            chunk = stored.find(fqn, item.storage_index.offset)
             if (given := dtype_name(fqn, target)) != chunk.dtype:
                 self.casts.may(fqn, chunk.dtype, given)
+            if (view := memory_view(fqn, target, where)) is not None:
+                memory.add((str(number), *view[1:]), None, None)
+        self.casts.raise_refused(where)
+        pairs, overlap = memory.shared_memory(_core.TreeTensors(None))
+        if overlap is not None:
+            self.raise_shared((int(overlap[0]), int(overlap[1])))
+        self.tied = [(int(first), int(second)) for first, second in pairs]
+
+    def is_tied(self, pair: tuple[int, int]) -> bool:
+        """Whether both are one region of the checkpoint, too."""
+        return self._region(pair[0]) == self._region(pair[1])
+
+    def chunk(self, number: int) -> Chunk:
+        return self._chunks[number]
+
+    def raise_shared(self, pair: tuple[int, int]) -> None:
+        first, second = (self.items[number][0].storage_index.fqn for number in pair)
+        raise InvalidArgument(
+            f'{self._where}: "{first}" and "{second}" share memory in the state to load into, but the checkpoint has two '
+            "tensors, of which one would overwrite the other: load one of them, or give each memory of its own"
+        )
+
+    def _region(self, number: int) -> tuple[Any, ...]:
+        item = self.items[number][0]
+        return self._chunks[number].place, tuple(item.storage_offsets), tuple(item.lengths)

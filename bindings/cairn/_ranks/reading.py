@@ -153,8 +153,7 @@ class Reading:
             plan = planned(view.text, view.saved, match_all=targets.match_all, where=details["path"])
             for name, tensor in plan.tensors.items():
                 targets.add(name, tensor)
-            for name, tensor in plan.converted.items():
-                tree_tensors.target_view(name, tensor)  # Refuses what cannot be written in place.
+            targets.check_shared(plan.converted, view.tied, details["path"])
             return details, plan, targets.core, self._page_cache(view, plan.tensors)
 
         found, errors = self._ranks.outcomes("choice found", look)

@@ -126,6 +126,25 @@ class TargetCollector:
         """InvalidArgument if it cannot be restored into in place."""
         self.core.add(target_view(name, tensor), None, None)
 
+    def check_shared(self, converted: Mapping[str, Any], tied: Mapping[str, str], where: str) -> None:
+        """InvalidArgument if one tensor's memory would be written as another's, too. `converted` are targets that are
+        not among those here. `tied`: the tied tensors of the checkpoint at `where`, by name, each with its holder."""
+        more = _core.TreeTensors(None)
+        for name, tensor in converted.items():
+            more.add(target_view(name, tensor), None, None)
+        pairs, overlap = self.core.shared_memory(more)
+        for first, second in pairs:
+            if tied.get(first, first) != tied.get(second, second):
+                raise InvalidArgument(
+                    f'{where}: tensors "{first}" and "{second}" are one tensor in the tree, and two in the checkpoint: '
+                    "restore one of them"
+                )
+        if overlap is not None:
+            raise InvalidArgument(
+                f'{where}: tensors "{overlap[0]}" and "{overlap[1]}" of the tree share memory, but are not one tensor, so '
+                "that one would overwrite the other: restore one of them, or give each memory of its own"
+            )
+
 
 def dtype_name(name: str, tensor: Any) -> str:
     """safetensors' name of the tensor's dtype, or torch's if it is kept as bytes. Unsupported, with the tensor's name,
@@ -207,6 +226,20 @@ def target_view(name: str, tensor: Any) -> Tensor:
             "or lazily conjugated or negated"
         )
     return view
+
+
+def memory_view(name: str, tensor: Any, where: str) -> Tensor | None:
+    """The view of a torch tensor's own memory, whatever its elements mean, to be compared with others; None for tensors
+    of other devices. InvalidArgument if its elements share memory; `where` names the checkpoint."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        return None
+    if not tensor.is_contiguous() and _overlaps(tensor.shape, tensor.stride()):
+        raise InvalidArgument(
+            f'{where}: tensor "{name}" cannot be read into: its elements share memory, so that one would overwrite the '
+            "other: give each memory of its own"
+        )
+    dtype, shape, strides = as_bytes(dtype_name(name, tensor), tuple(tensor.shape), tensor.stride())
+    return name, tensor.data_ptr(), dtype, shape, strides, -1 if tensor.device.type == "cpu" else tensor.device.index, 0
 
 
 def torch_dtype(name: str) -> Any:
