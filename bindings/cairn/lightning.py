@@ -31,7 +31,7 @@ from ._lightning.package import name_what_reads
 from ._lightning.package import pl as _pl
 from ._lightning.requeue import Requeue
 from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
-from ._lightning.values import casts_into
+from ._lightning.values import check_into
 from ._rng import RngState
 
 __all__ = [
@@ -117,7 +117,7 @@ class Callback(_Callback):
         self._fitting = True
         if self._loaded is not None:  # The strategy's precision may have made the module narrower since.
             (path, loaded), self._loaded = self._loaded, None
-            casts_into(pl_module, loaded, path, self._io.cast)
+            check_into(pl_module, loaded, path, self._io.cast)
         # After this hook Lightning makes the loader's iterator, which draws random numbers; so does a new epoch.
         self._restore_rng()
         checkpoints = [one for one in trainer.callbacks if isinstance(one, _pl.callbacks.ModelCheckpoint)]
@@ -192,7 +192,7 @@ class Callback(_Callback):
         io = module.trainer.strategy.checkpoint_io
         path, io.loaded = io.loaded, ""
         if path:
-            casts_into(module, state, path, io.cast).log(path)
+            check_into(module, state, path, io.cast).log(path)
             self._loaded = path, state
 
     def _before_step(self, *_: Any) -> None:
@@ -246,7 +246,7 @@ def load_from_checkpoint(
     if issubclass(cls, _pl.LightningDataModule):
         return saving._load_state(cls, checkpoint, **kwargs)
     model = saving._load_state(cls, checkpoint, strict=strict, **kwargs)
-    casts_into(model, checkpoint["state_dict"], os.fspath(path), cast).log(os.fspath(path))
+    check_into(model, checkpoint["state_dict"], os.fspath(path), cast).log(os.fspath(path))
     tensors = (tensor for tensor in checkpoint["state_dict"].values() if isinstance(tensor, torch.Tensor))
     return model.to(next(tensors, torch.empty(0)).device)
 

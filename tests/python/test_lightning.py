@@ -469,3 +469,21 @@ def test_a_cast_that_keeps_every_value_is_logged_once(tmp_path: Path, caplog: py
     caplog.set_level(logging.INFO, "cairn")
     fit(ckpt_path=tmp_path / "narrow.ckpt", max_epochs=1)
     assert len([one for one in caplog.messages if "to another dtype, none with a loss: net.0.weight (BF16" in one]) == 1
+
+
+def test_two_tensors_do_not_go_into_tied_weights(tmp_path: Path) -> None:
+    class Tied(Model):
+        def __init__(self, tied: bool = True) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+            if tied:
+                self.net[1].weight = self.net[0].weight
+
+    for tied in (False, True):
+        fit(ModelCheckpoint(tmp_path, filename=f"tied-{tied}"), max_epochs=1, model=Tied(tied))
+    model = Tied()
+    with pytest.raises(cairn.InvalidArgument, match='tied-False.ckpt: "net.0.weight" and "net.1.weight" share memory'):
+        fit(model=model, ckpt_path=tmp_path / "tied-False.ckpt")
+    with pytest.raises(cairn.InvalidArgument, match='"net.0.weight" and "net.1.weight" share memory'):
+        cairn.lightning.load_from_checkpoint(Tied, tmp_path / "tied-False.ckpt", tied=True)
+    fit(model=model, ckpt_path=tmp_path / "tied-True.ckpt")

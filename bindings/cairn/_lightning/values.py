@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from .. import _core
 from .._errors import InvalidArgument
 from .._tree.casts import Casts, allows_loss
 from .._tree.paths import is_stateful
-from .._tree.tensors import dtype_name
+from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import dataclass_fields
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes})
@@ -60,13 +61,25 @@ def to_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def casts_into(module: Any, loaded: dict[str, Any], path: str, cast: str | None) -> Casts:
+def check_into(module: Any, loaded: dict[str, Any], path: str, cast: str | None) -> Casts:
     """How load_state_dict converts a checkpoint's tensors. InvalidArgument if that loses something and `cast` does not
-    allow it."""
+    allow it, or if one tensor would overwrite another."""
     casts = Casts(allows_loss(cast))
+    memory = _core.TreeTensors(None)
     for name, own in module.state_dict().items():
         given = loaded.get(name)
-        if isinstance(given, torch.Tensor) and isinstance(own, torch.Tensor) and own.dtype != given.dtype:
+        if not (isinstance(given, torch.Tensor) and isinstance(own, torch.Tensor)):
+            continue
+        if own.dtype != given.dtype:
             casts.may(name, dtype_name(name, given), dtype_name(name, own))
+        if (view := memory_view(name, own, path)) is not None:
+            memory.add(view, None, None)
     casts.raise_refused(path)
+    tied, overlap = memory.shared_memory(_core.TreeTensors(None))
+    for a, b in [overlap] if overlap else tied:
+        if overlap or not (loaded[a] is loaded[b] or torch.equal(loaded[a], loaded[b])):
+            raise InvalidArgument(
+                f'{path}: "{a}" and "{b}" share memory in the module, but the checkpoint has two tensors, of which one would '
+                "overwrite the other"
+            )
     return casts
