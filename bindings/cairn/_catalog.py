@@ -47,7 +47,7 @@ class Catalog:
         return [one.step for one in self.checkpoints() if one.damage is None]
 
     def latest(self, *, fall_back: bool = False) -> int | None:
-        """Step of the newest committed checkpoint, which `restore` reads; None if there is none.
+        """Step of the newest committed checkpoint; None if there is none. `restore` waits for newer ones in flight.
 
         Only manifests are read. Raises Corrupt, as `restore` does, if the newest checkpoint's manifest is damaged. With
         `fall_back` it is the newest checkpoint in which every byte is good, and every byte is read to find out.
@@ -61,14 +61,17 @@ class Catalog:
         if listed[-1].damage is None:
             return listed[-1].step
         try:
-            details = self._reading.choose(None)
+            details = self._core.choose(None, "", None)
         except NotFound:
             return None
         details["hold"].release()
         return int(details["step"])
 
     def verify(self, step: int | None = None, *, progress: bool | Callable[[int, int], None] = False) -> None:
-        """Reads every byte of a checkpoint and checks it; raises Corrupt. `progress=True` shows a bar (tqdm)."""
+        """Reads every byte of a checkpoint and checks it; raises Corrupt. Waits for saves in flight as `load` does.
+        `progress=True` shows a bar (tqdm)."""
+        step = optional_step(step)
+        self._reading.wait_for_saves(step)
         if progress is True:
             from tqdm import tqdm
 
@@ -78,9 +81,9 @@ class Catalog:
                     bar.total = total
                     bar.update(done - bar.n)
 
-                self._core.verify(optional_step(step), "", show)
+                self._core.verify(step, "", show)
             return
-        self._core.verify(optional_step(step), "", callback("progress", progress or None))
+        self._core.verify(step, "", callback("progress", progress or None))
 
     def pin(self, step: int) -> None:
         """Keeps a checkpoint from retention until `unpin`. Durable on return."""

@@ -175,6 +175,7 @@ class Checkpointer(Saving, Restoring, Catalog):
             self._ranks.close()
             raise
         self._held = deque()
+        self._in_flight = []
         self._best = None
         self._keeps_best = bool(keep_best)
         self._in_order = threading.Lock()
@@ -185,7 +186,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         elif slowdown is not None:
             core = self._core  # Not self, which would then be freed late.
             self._schedule = Schedule(self._ranks, lambda step, ahead: ahead == 0 and core.should_save(step))
-        self._reading = Reading(self._core, self._ranks, self._replicated)
+        self._reading = Reading(self._core, self._ranks, self._replicated, self.root, self._drain_timeout)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
         try:

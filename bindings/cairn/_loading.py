@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from . import _in_flight
+from ._arguments import seconds
 from ._checkpointer import Checkpointer
 from ._errors import InvalidArgument, NotFound
 from ._paths import is_checkpoint, local_path
@@ -24,8 +26,8 @@ def load(
     """Builds a tree from a checkpoint, every byte verified: objects come back as their state dicts.
 
     `path` is a root (its newest checkpoint, or `step`), or the folder of one checkpoint, such as root/step-N, also where
-    it was copied elsewhere. Nothing is written, and nothing waits for a process that saves there. The other options are
-    Checkpointer.load's. Raises NotFound if there is no checkpoint, InvalidArgument if the path is a file, Corrupt if the
+    it was copied elsewhere. Nothing is written. It waits for saves of this process as Checkpointer.load does, and for no
+    other process. The other options are Checkpointer.load's. Raises NotFound if there is no checkpoint, InvalidArgument if the path is a file, Corrupt if the
     checkpoint is damaged. To continue training use Checkpointer.restore.
     """
     path = local_path(path)
@@ -52,7 +54,8 @@ def load_checkpoint(path: str, options: Mapping[str, Any], **how: Any) -> Any:
 
 def reader_of(path: str, options: Mapping[str, Any], group: Any = None) -> Checkpointer:
     """A Checkpointer that can read the checkpoint in this folder. `options` are a Checkpointer's that saves. With a
-    `group` every rank calls it."""
+    `group` every rank calls it. Waits for what this process saves there."""
+    _in_flight.wait_for("", None, path, seconds("drain_timeout", options.get("drain_timeout", 600.0)))
     if not os.path.exists(path):
         raise NotFound(f"there is no checkpoint at {path}")
     if not os.path.isdir(path):

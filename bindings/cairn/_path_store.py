@@ -30,6 +30,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from . import _in_flight
 from ._checkpointer import Checkpointer
 from ._errors import (
     AlreadyExists,
@@ -73,6 +74,7 @@ class PathStore:
         self._planned: dict[str, tuple[bool, Future[None]]] = {}  # By path, the newest call: save or remove.
         self._newest: Future[None] | None = None  # Of the saves.
         self._failure: BaseException | None = None
+        _in_flight.path_stores.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return self._options
@@ -153,16 +155,21 @@ class PathStore:
 
         Raises NotFound if there is nothing, InvalidArgument if it is something else.
         """
-        path = local_path(path)
-        self.await_path(path)
-        return reader_of(path, self._options, group)
+        return reader_of(local_path(path), self._options, group)
 
-    def await_path(self, path: str) -> None:
-        """Waits for the newest save to this path, or its removal, if that is in flight."""
+    def await_path(self, path: str, timeout: float | None = None) -> None:
+        """Waits for the newest save to this path, or its removal, if that is in flight. Raises DeadlineExceeded."""
+        at = _resolved(local_path(path))
         with self._mutex:
-            planned = self._planned.get(local_path(path))
-        if planned:
-            planned[1].exception()
+            planned = [future for path, (_, future) in self._planned.items() if _resolved(path) == at]
+        for future in planned:
+            try:
+                future.exception(timeout)
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"{path}: expected this process's save or removal there to end before it is read; it has not after "
+                    f"{timeout:g} s"
+                ) from None
 
     def finish(self) -> None:
         """Waits for every save and removal in flight; failures are for `check`."""
@@ -289,6 +296,11 @@ def staging_of(folder: str) -> str:
     if name and os.access(parent, os.W_OK | os.X_OK) and _mount_of(parent) == _mount_of(folder):
         return beside
     return os.path.join(folder, ".cairn")
+
+
+def _resolved(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def _mount_of(folder: str) -> tuple[int, str]:

@@ -35,7 +35,9 @@ class Restoring(Engine):
 
         Names, shapes and dtypes are checked before the first byte is written, and every byte is verified. Tensors are
         filled in place; tensors that an object with load_state_dict lacks are created. Returns the tree with the
-        checkpoint's plain values. Raises NotFound only if there is no such checkpoint (retention does not remove the
+        checkpoint's plain values. Waits first, up to drain_timeout, for the saves of this process that it would read:
+        those of `step`, or all that were started under this root. DeadlineExceeded names one that takes longer. If one
+        fails, what was committed before is read; its error stays with its Save. Raises NotFound only if there is no such checkpoint (retention does not remove the
         newest while it is read); Corrupt if it is damaged or cannot be read from the disk; InvalidArgument, with both
         lists, if tree and checkpoint differ. After Corrupt the tensors' contents are unspecified.
 
@@ -82,6 +84,7 @@ class Restoring(Engine):
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
         """Builds a tree from a checkpoint: objects come back as their state dicts. To continue training use `restore`.
+        Waits for saves in flight as that does.
 
         torch tensors are on the CPU, or on the device `map_location`, into which they are read.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import threading
 import time
@@ -49,13 +50,13 @@ def parse_host_memory(size: int | str) -> int:
     return found
 
 
-def wait_ended(save: _core.Save) -> bool:
-    """Waits until a save has ended, on a thread of Cairn's; whether it is durable. Unlike wait_durable it takes no
-    failure away from the user, who must still hear of it. The engine does not wake this thread, so it looks, more and
-    more rarely: after an eighth of the time so far."""
+def wait_ended(save: _core.Save, end: float = math.inf) -> bool:
+    """Waits until a save has ended, or until `end` (of time.monotonic()); whether it is durable. Unlike wait_durable it
+    takes no failure away from the user, who must still hear of it. The engine does not wake this thread, so it looks,
+    more and more rarely: after an eighth of the time so far."""
     began, never = time.monotonic(), threading.Event()
-    while not save.ended:
-        never.wait(min(max(0.001, (time.monotonic() - began) / 8), 0.02))
+    while not save.ended and (now := time.monotonic()) < end:
+        never.wait(min(max(0.001, (now - began) / 8), 0.02))
     return bool(save.stats()["phase"] == "durable")
 
 

@@ -24,6 +24,7 @@ from ._tree.writer import Names
 
 if TYPE_CHECKING:
     from ._core import CopyPause
+    from ._core import Save as CoreSave
 
 _log = logging.getLogger("cairn")
 
@@ -38,6 +39,7 @@ class Saving(Engine, Stopping):
     _replicated: replication.Rules
     _patterns: set[str]  # Those of `replicated` that a save has used.
     _guard: _protect.Guard
+    _in_flight: list[CoreSave]  # Oldest first; some of them may have ended.
     _best: KeepBest | None  # Only on rank 0.
     _keeps_best: bool  # On every rank.
     _in_order: threading.Lock  # KeepBest gets the saves in the order in which the engine does.
@@ -130,6 +132,7 @@ class Saving(Engine, Stopping):
                 core = self._core.save(
                     step, tensors.core, values, current + given, replace, replicas(), held_for, self._held, keep
                 )
+                self._in_flight = [*self._started(), core]
                 if self._best is not None:
                     self._best.add(core, measured)
             except BaseException:
@@ -140,6 +143,10 @@ class Saving(Engine, Stopping):
         if self._interval is not None:
             self._interval.saved()
         return Save(core)
+
+    def _started(self) -> list[CoreSave]:
+        """The saves in flight, oldest first."""
+        return [save for save in self._in_flight if not save.ended]
 
     def _replica_arguments(
         self, tree: Any, text: str, more: str | Iterable[str] | replication.Rules
@@ -227,6 +234,11 @@ class Saving(Engine, Stopping):
     def _end_step(self, optimizer: Any) -> None:
         if not self._core.closed:
             self._core.end_step(_protect.written_by(optimizer) if self._core.has_unchecked else [])
+
+    def _end_main_step(self) -> None:
+        """The main thread waits for saves, which are checked after its optimizer's step only: that may have raised."""
+        if threading.current_thread() is threading.main_thread() and not self._core.closed:
+            self._core.end_step([])
 
     def _compiled_fence(self) -> None:
         self._core.ignore_versions()

@@ -103,6 +103,18 @@ def test_one_root_by_two_names_and_a_root_that_was_removed(root: Path) -> None:
     assert got == {"n": 3}
 
 
+def test_a_load_right_after_async_save_reads_what_it_saves(root: Path) -> None:
+    got = {"w": torch.zeros(1_000_000), "n": 0}
+    for value in (1, 2):
+        response = dcp.async_save(
+            {"w": torch.full((1_000_000,), float(value)), "n": value}, checkpoint_id=root / "step-1"
+        )
+        dcp.load(got, checkpoint_id=root / "step-1")
+        assert got["n"] == value and bool((got["w"] == value).all())
+        uploaded(response)
+    dcp.checkpointer_for(root / "step-1").close()
+
+
 def test_what_cannot_be_kept_is_refused_before_anything_is_pickled(root: Path) -> None:
     checkpointer = dcp.checkpointer_for(root / "step-1", **SMALL)
     for save in (dcp.save, dcp.async_save):

@@ -84,6 +84,40 @@ dcp.save({"w": torch.ones(9)}, storage_writer=writer, planner=cairn.dcp.SavePlan
     end(world)
 
 
+AT_ONCE = """
+import threading
+class Held(cairn.dcp.SavePlanner):
+    "Uploads once a reader has begun."
+    def set_up_planner(self, *args, **kwargs):
+        assert begun.wait(60)
+        super().set_up_planner(*args, **kwargs)
+class Reads(cairn.dcp.StorageReader):
+    @property
+    def checkpoint_id(self):
+        begun.set()
+        return super().checkpoint_id
+def at_once(step, value, wanted, source=None, **options):
+    global begun
+    begun = threading.Event()
+    state = {"w": torch.full((100,), float(value)), "n": value}
+    dcp.async_save(state, storage_writer=cairn.dcp.StorageWriter(c, step, **options), planner=Held())
+    found = {"w": torch.zeros(100), "n": 0}
+    dcp.load(found, storage_reader=Reads(source or c, wanted), planner=cairn.dcp.LoadPlanner())
+    return [found["n"], *found["w"].unique().tolist()]
+"""
+
+
+def test_a_load_beside_an_upload_on_one_process_group_waits_for_it(worlds: Worlds) -> None:
+    world = worlds(2, "max_in_flight=4, keep_last=0", pg_timeout=20)
+    world.all(AT_ONCE)
+
+    assert world.all("at_once(1, 1, 1)") == [[1, 1.0]] * 2
+    assert world.all("at_once(2, 2, None)") == [[2, 2.0]] * 2
+    assert world.all("at_once(2, 3, 2, replace=True)") == [[3, 3.0]] * 2
+    assert world.all("at_once(3, 4, None, c.root)") == [[4, 4.0]] * 2
+    end(world)
+
+
 class Waits(cairn.dcp.SavePlanner):
     """Plans once it may, or raises `failure` instead."""
 
@@ -167,3 +201,19 @@ def test_a_save_whose_upload_never_begins_holds_up_no_other(make: Make) -> None:
 
     second.upload_completion.result(60)
     assert checkpointer.steps() == [2]
+
+
+def test_a_load_that_waits_too_long_for_an_upload_names_it(make: Make) -> None:
+    checkpointer = make(drain_timeout=0.1)
+    planner, target = Waits(), {"w": torch.zeros(9)}
+    response = begin(checkpointer, 1, planner)
+
+    def load() -> None:
+        dcp.load(target, storage_reader=cairn.dcp.StorageReader(checkpointer, 1), planner=cairn.dcp.LoadPlanner())
+
+    with pytest.raises(cairn.DeadlineExceeded, match=r"step 1: expected DCP to be done with its async_save .* 0.1 s"):
+        load()
+    assert not target["w"].any()
+
+    call_back(response, planner, load)  # On the upload's thread, which waits for itself no longer.
+    assert target["w"].all()

@@ -18,6 +18,7 @@ from typing import Any
 
 import cairn
 import pytest
+import safetensors.torch
 import torch
 from cairn._path_store import PathStore, staging_of
 from ranks import World
@@ -51,8 +52,13 @@ def load(store: PathStore, path: Path) -> Any:
         return reader.load(folder=path)
 
 
+def shown_at(path: Path) -> float:
+    """By a program that knows nothing of what is on its way."""
+    return float(safetensors.torch.load_file(path / "shard-00000.safetensors")["t"][0])
+
+
 def value_at(path: Path) -> float:
-    """By another reader, which knows nothing of what is on its way."""
+    """By another reader of this process, which waits for what is on its way."""
     loaded = load(PathStore(**SMALL), path)
     assert bool((loaded["t"] == loaded["value"]).all())
     return float(loaded["value"])
@@ -147,7 +153,9 @@ def test_what_a_path_held_stays_until_the_next_is_durable(make: Make, tmp_path: 
         later = store.save(tree(2), last)
         with pytest.raises(TimeoutError):
             later.result(timeout=0.3)
-        assert value_at(last) == 1
+        assert shown_at(last) == 1
+        with pytest.raises(cairn.DeadlineExceeded, match=r"last.ckpt: expected this process's save .* after 0.1 s"):
+            load(PathStore(**SMALL, drain_timeout=0.1), last)
     later.result()
 
     assert value_at(last) == 2
@@ -155,10 +163,17 @@ def test_what_a_path_held_stays_until_the_next_is_durable(make: Make, tmp_path: 
 
 
 def test_load_waits_for_what_is_on_its_way(make: Make, tmp_path: Path) -> None:
-    store = make()
-    for value in range(3):
-        store.save(tree(value, 500_000), tmp_path / "last.ckpt")
-    assert load(store, tmp_path / "last.ckpt")["value"] == 2
+    store, last = make(), tmp_path / "last.ckpt"
+    (tmp_path / "linked").symlink_to(tmp_path)
+
+    for value, read in enumerate([lambda: load(store, last), lambda: cairn.load(tmp_path / "linked" / "last.ckpt")]):
+        for earlier in range(2):
+            store.save(tree(earlier, 500_000), last)
+        store.save(tree(value + 2, 500_000), last)
+        assert read()["value"] == value + 2
+
+    store.save(tree(1, 500_000), tmp_path / "new.ckpt")
+    assert value_at(tmp_path / "new.ckpt") == 1
 
 
 def test_a_removal_waits_for_the_save_before_it(make: Make, tmp_path: Path) -> None:
@@ -170,7 +185,7 @@ def test_a_removal_waits_for_the_save_before_it(make: Make, tmp_path: Path) -> N
         removal = store.remove(tmp_path / "worst.ckpt")
         with pytest.raises(TimeoutError):
             removal.result(timeout=0.3)
-        assert value_at(tmp_path / "worst.ckpt") == 1
+        assert shown_at(tmp_path / "worst.ckpt") == 1
     removal.result()
 
     assert names(tmp_path) == {"last.ckpt"}

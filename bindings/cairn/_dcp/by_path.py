@@ -135,8 +135,8 @@ def load(
     strict: bool = True,
     **options: Any,
 ) -> None:
-    """torch.distributed.checkpoint.load, through Cairn; see `save`. Waits for this process's saves to the same root.
-    The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded.
+    """torch.distributed.checkpoint.load, through Cairn; see `save`. Waits for this process's saves, as StorageReader
+    does. The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded.
     `cast` and `strict` are StorageReader's. With `strict=False` what the checkpoint lacks stays as it is, too."""
     known: _Root | None = None
     made: StorageReader | None = None
@@ -151,11 +151,11 @@ def load(
             known.users.add(made)
         if opened is not None:
             known = None
-            opened.drain()
-    elif cast is not None or not strict:
-        raise InvalidArgument("cast and strict: give them to the storage_reader")
-    if not no_dist:
-        Uploads.wait_before()
+    else:
+        if cast is not None or not strict:
+            raise InvalidArgument("cast and strict: give them to the storage_reader")
+        if not no_dist:
+            Uploads.wait_before()  # Of other libraries' readers; Cairn's waits itself.
     try:
         state_dict_loader.load(
             state_dict,

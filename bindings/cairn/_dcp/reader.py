@@ -34,6 +34,7 @@ from .items import BELOW, StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out
 from .planners import LoadPlanner
 from .targets import Targets
+from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
 
@@ -63,7 +64,8 @@ class StorageReader(storage.StorageReader):
 
     `source` is a Checkpointer (its next saves then continue from what was loaded), or a root. With `folder` it reads
     the checkpoint that has that path, wherever that is. Every byte that is read is verified; tensors are filled in
-    place. Raises NotFound, Corrupt, InvalidArgument.
+    place. It waits, up to drain_timeout, until DCP is done with async_saves in flight and what it would read is durable.
+    Raises NotFound, Corrupt, InvalidArgument, DeadlineExceeded.
 
     A tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is logged. Else
     it is refused, unless `cast` is "allow".
@@ -91,6 +93,8 @@ class StorageReader(storage.StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
+        # DCP asks for it before its first collective, and an upload in flight uses the same process group.
+        Uploads.wait_before(timeout=self._checkpointer._drain_timeout)
         return self._folder or f"{self._checkpointer.root}, step {'latest' if self._step is None else self._step}"
 
     @classmethod

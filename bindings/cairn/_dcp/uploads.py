@@ -9,15 +9,17 @@ order: that is the order of the uploads too.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
+import time
 import weakref
 from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any, ClassVar
 
 from .._checkpointer import Checkpointer
-from .._errors import Error
+from .._errors import DeadlineExceeded, Error
 from .._save import Save
 from .shares import WriteShares
 
@@ -45,13 +47,16 @@ class Upload:
     def ended(self) -> bool:
         return self._ended.is_set()
 
-    def wait(self) -> None:
-        """Returns once DCP is done with it, or will not begin."""
+    def wait(self, end: float = math.inf) -> bool:
+        """Returns True once DCP is done with it, or will not begin; False at `end`, of time.monotonic()."""
         if self._thread is threading.current_thread():  # A callback of this upload saves.
             self.end()
-        while not self._ended.wait(_LOOK_EVERY):
+        while not self._ended.wait(min(_LOOK_EVERY, max(0.0, end - time.monotonic()))):
             if self._thread is None and self.save.done():
-                return
+                return True
+            if time.monotonic() >= end:
+                return False
+        return True
 
     def _watch(self, thread: threading.Thread, future: Future[Any] | None) -> None:
         if future is None:
@@ -92,12 +97,18 @@ class Uploads:
                     upload.save.wait()
 
     @classmethod
-    def wait_before(cls, upload: Upload | None = None) -> None:
-        """Waits until DCP is done with all uploads of this process, or with those before this one."""
+    def wait_before(cls, upload: Upload | None = None, *, timeout: float = math.inf) -> None:
+        """Waits until DCP is done with all uploads of this process, or with those before this one. Raises
+        DeadlineExceeded."""
+        end = time.monotonic() + timeout
         for one in cls._order:  # `add` makes a new list.
             if one is upload:
                 return
-            one.wait()
+            if not one.wait(end):
+                raise DeadlineExceeded(
+                    f"step {one.save.step}: expected DCP to be done with its async_save before this process loads, found "
+                    f"it at work after {timeout:g} s: it uses the same process group"
+                )
 
     @classmethod
     def in_flight(cls) -> int:

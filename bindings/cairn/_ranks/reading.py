@@ -1,6 +1,9 @@
 """How a Checkpointer reads checkpoints: into the caller's tree (restore), or into new tensors (load).
 
+A reader waits first for the saves of this process that it would read (see _in_flight).
+
 A restore, in a group of ranks or alone:
+  0. Each rank waits for them. If that takes too long, it says so in the step that follows.
   1. Rank 0 chooses an attempt by manifests alone, and announces it.
   2. Each rank finds that attempt, holds it, and inspects its own part: its shard's header, and what is replicated. No
      tensor is written before every rank has planned its tree.
@@ -19,8 +22,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from .. import _core, _tree
-from .._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound
+from .. import _core, _in_flight, _tree
+from .._errors import Corrupt, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound
 from .._tree import tensors as tree_tensors
 from .._tree.tensors import LazyTensor
 from . import replicas
@@ -49,10 +52,18 @@ class _PassedOver:
 
 
 class Reading:
-    """See Checkpointer.restore and load. An empty `folder` is the root's checkpoint of that step."""
+    """See Checkpointer.restore and load. An empty `folder` is the root's checkpoint of that step. It waits for saves in
+    flight up to `timeout` seconds."""
 
-    def __init__(self, core: _core.Checkpointer, ranks: Ranks, replicated: replicas.Rules) -> None:
+    def __init__(
+        self, core: _core.Checkpointer, ranks: Ranks, replicated: replicas.Rules, root: str, timeout: float
+    ) -> None:
         self._core, self._ranks, self._replicated = core, ranks, replicated
+        self._root, self._timeout = root, timeout
+
+    def wait_for_saves(self, step: int | None, folder: str = "") -> None:
+        """Waits for the saves of this process that a reader would read. Raises DeadlineExceeded."""
+        _in_flight.wait_for(self._root, step, folder, self._timeout)
 
     def restore(
         self,
@@ -78,11 +89,16 @@ class Reading:
             cast=cast,
         )
         gone = 0
+        late: DeadlineExceeded | None = None
+        try:
+            self.wait_for_saves(step, folder)
+        except DeadlineExceeded as waited:
+            late = waited
         while True:
             with contextlib.ExitStack() as holds:
-                chosen, mine = self._choose_together(step, folder, passed_over, holds)
+                chosen, mine = self._choose_together(step, folder, passed_over, holds, late)
                 asked = _asked(step, folder, fall_back)
-                plan, errors = self._restore_chosen(chosen, mine, asked, folder, tree, planned, progress, holds)
+                plan, errors = self._restore_chosen(chosen, mine, asked, folder, tree, planned, progress, holds, late)
             if plan is not None and not errors:
                 if not strict and plan.one_sided:
                     _log.warning("restored %s in part: %s", chosen["path"], "; ".join(plan.one_sided))
@@ -106,7 +122,12 @@ class Reading:
                 raise error
 
     def _choose_together(
-        self, step: int | None, folder: str, passed_over: _PassedOver | None, holds: contextlib.ExitStack
+        self,
+        step: int | None,
+        folder: str,
+        passed_over: _PassedOver | None,
+        holds: contextlib.ExitStack,
+        late: DeadlineExceeded | None,
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Rank 0's choice; and, on rank 0, the details of the checkpoint, which it holds from here on."""
         mine: dict[str, Any] | None = None
@@ -114,6 +135,8 @@ class Reading:
 
         def choose() -> dict[str, Any]:
             nonlocal mine
+            if late is not None:
+                raise late
             mine = self.choose(step, folder, None if passed_over is None else passed_over.attempts)
             holds.enter_context(mine["hold"])
             return {key: mine[key] for key in ("step", "attempt", "path", "passed_over")} | {"asked": asked}
@@ -137,11 +160,14 @@ class Reading:
         planned: Callable[..., _tree.Plan],
         progress: _Progress,
         holds: contextlib.ExitStack,
+        late: DeadlineExceeded | None,
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
         """The plan, whose tensors have been read, and the errors of all ranks."""
 
         def look() -> tuple[dict[str, Any], _tree.Plan, _core.TreeTensors, bool | None]:
             details = mine
+            if late is not None:
+                raise late
             if chosen["asked"] != asked:
                 raise InvalidArgument(f"restore: expected {chosen['asked']}, as on rank 0; found {asked}")
             if details is None:
@@ -197,7 +223,7 @@ class Reading:
         gone = 0
         while True:
             try:
-                details = self.choose(None, "", passed_over.attempts)
+                details = self._core.choose(None, "", passed_over.attempts)
             except NotFound:
                 return None
             except Corrupt as error:
@@ -264,10 +290,12 @@ class Reading:
         return tensors if names is not None else _tree.build(view.text, tensors)
 
     def choose(self, step: int | None, folder: str = "", damaged: list[str] | None = None) -> dict[str, Any]:
-        """The manifest of the checkpoint to read, and "hold", which keeps it in place until its release.
+        """The manifest of the checkpoint to read, and "hold", which keeps it in place until its release. Waits for saves
+        in flight.
 
         `damaged` are attempts to pass over. If it is given, manifests that do not verify are passed over too.
         """
+        self.wait_for_saves(step, folder)
         return self._core.choose(step, folder, damaged)
 
     def inspect_all(self, step: int | None, folder: str = "") -> dict[str, Any]:
