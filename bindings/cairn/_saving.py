@@ -66,7 +66,8 @@ class Saving(Engine, Stopping):
         The checkpoint sees all work that was given to each device's current stream (and to `streams`, torch.cuda.Stream
         objects) before the call. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the
         call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
-        every rank saves; `replicated` adds to the Checkpointer's.
+        every rank saves; `replicated` adds to the Checkpointer's. With `replace` the save waits, in the background, for
+        who reads the step's old checkpoint, at most half of group_timeout.
 
         `metadata` (plain values) and `metrics` (numbers) are kept beside the tree: `checkpoints` has them, and
         `keep_best` chooses by a metric. In a group rank 0's count.

@@ -131,6 +131,7 @@ Status SaveJob::Closed() const {
 void SaveJob::Close() {
   if (ended() || std::exchange(closing_, true)) return;
   if (!running()) return AbandonIfIdle();
+  writer_->Hurry();
   // Until it has sent its message the save can still fail (see OnSealed); a commit in progress ends by itself.
   writer_->sealing() ? coordination_->Close(Closed()) : Fail(Closed());
 }

@@ -57,6 +57,8 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                    .file_bytes = header_->data_begin() + task_.snapshot().bytes(),
                    .file_mode = context_.parts.options.file_mode,
                    .check_writer = context_.parts.check_writer,
+                   // The other ranks wait twice as long for the outcome.
+                   .reader_timeout = context_.parts.options.group_timeout / 2,
                    .spare_folders = context_.spare_folders(),
                    .not_recycled = context_.not_recycled};
   attempt_ = std::make_unique<Attempt>(*context_.queue, std::move(spec));

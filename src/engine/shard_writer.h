@@ -91,6 +91,10 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// Takes all ranks' shards and the others' index runs; adds this rank's run.
   void Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs);
 
+  /// A commit in progress waits for no reader any more.
+  void Hurry() {
+    if (attempt_ != nullptr) attempt_->Hurry();
+  }
   /// Drops chunks that are not being written.
   void Stop();
   /// Nothing is in flight.

@@ -35,17 +35,18 @@
 //    Nothing reads the attempt before the rename, so it does not matter which of the writes survive a crash.
 // 5. Commit (commit.cc), on the coordinator, only after every shard was found. With several ranks the index is written
 //    first, then the manifest, which names it. Both and the attempt's folder are fsynced; the folder is renamed to
-//    step-N without replacing; the root is fsynced. An old step-N is exchanged for it. If the filesystem cannot
-//    exchange names, the old one is first renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power cut
-//    keeps the second rename without the first; leftovers of earlier replacements of the step are retired before. If
-//    the root's last fsync fails, the outcome is unknown: the step is not acknowledged, and the folder is not removed.
-//    If the rename fails and the attempt's name no longer refers to its folder, the coordinator looks for step-N:
-//    either it is there, or somebody took the attempt away. A rank that hears nothing looks for step-N with its attempt
-//    id and fsyncs the root itself (FindCommitted). After the deadline it renames the attempt to `.retired-<uuid>` and
-//    fsyncs the root (AbortAttempt). Commit and abort rename the same name, so one of them wins: a rank that has
-//    renamed the folder that it has open knows that the save has failed; one that comes too late looks for step-N
-//    again. The coordinator gives up a failed attempt in the same way, with everything that the others have written
-//    into it, without waiting for them.
+//    step-N without replacing; the root is fsynced. An old step-N is exchanged for it; before all this the commit waits
+//    until nobody reads the old one, up to a deadline, and locks readers out. If the filesystem cannot exchange names,
+//    the old one is first renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power cut keeps the
+//    second rename without the first; leftovers of earlier replacements of the step are retired before. If the root's
+//    last fsync fails, the outcome is unknown: the step is not acknowledged, and the folder is not removed. If the
+//    rename fails and the attempt's name no longer refers to its folder, the coordinator looks for step-N: either it is
+//    there, or somebody took the attempt away. A rank that hears nothing looks for step-N with its attempt id and
+//    fsyncs the root itself (FindCommitted). After the deadline it renames the attempt to `.retired-<uuid>` and fsyncs
+//    the root (AbortAttempt). Commit and abort rename the same name, so one of them wins: a rank that has renamed the
+//    folder that it has open knows that the save has failed; one that comes too late looks for step-N again. The
+//    coordinator gives up a failed attempt in the same way, with everything that the others have written into it,
+//    without waiting for them.
 // 6. Retire (remove.cc). Only now is the save durable, and only now may older checkpoints go. Rename step-N to
 //    `.retired-<uuid>` and fsync the root. Until that returns, nothing in the folder is touched, because a power cut
 //    could bring the name back. What step-N replaced is retired before it, if it still exists, so that no opening
@@ -335,6 +336,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
                        .manifest = manifest,
                        .index_runs = std::move(index_runs),
                        .replace = replace,
+                       .readers = {.timeout = spec_.reader_timeout, .hurry = &hurry_},
                        .file_mode = spec_.file_mode,
                        .check_writer = spec_.check_writer,
                        .room = &spare_.room()},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -27,6 +28,8 @@ struct AttemptSpec {
   unsigned file_mode = 0644;
   /// Called before the commit.
   WriterCheck check_writer = {};
+  /// How long a commit that replaces a step waits for readers of the old one.
+  std::chrono::nanoseconds reader_timeout{};
   /// How many spare folders to search for a file of this rank to overwrite.
   std::uint64_t spare_folders = 0;
   OnNotRecycled not_recycled;
@@ -55,13 +58,15 @@ class Attempt {
   /// file.
   void Seal(Bytes header, StatusDone done);
   /// Step 5: writes and fsyncs the index (from `index_runs`, see CommitSpec) and the manifest, fsyncs the folder,
-  /// renames it to step-N, fsyncs the root. With `replace`, exchanges the old step-N atomically and then removes it.
-  /// Without it, AlreadyExists if there is a step-N.
+  /// renames it to step-N, fsyncs the root. With `replace`, exchanges the old step-N atomically and then removes it;
+  /// DeadlineExceeded if it is still being read after reader_timeout. Without it, AlreadyExists if there is a step-N.
   ///
   /// UnknownOutcome if the rename succeeded but the root's fsync failed: the step is never acknowledged.
   void Commit(const Manifest& manifest, std::vector<std::string> index_runs, bool replace, StatusDone done);
   /// Seal and Commit in one, for a single rank: their fsyncs run in parallel, and all complete before the rename.
   void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done);
+  /// A commit in progress waits for no reader any more.
+  void Hurry() { hurry_ = true; }
   /// Closes and removes this rank's shard, and the attempt if its folder was made here. Best effort: the next sweep
   /// removes the rest.
   void Abandon(StatusDone done);
@@ -123,6 +128,7 @@ class Attempt {
   bool shard_made_ = false;
   // The folder has, or may have, another name.
   bool in_place_ = false;
+  bool hurry_ = false;
   std::uint64_t bytes_written_ = 0;
   UniqueFd shard_fd_;
   Spare spare_;

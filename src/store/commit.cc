@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <chrono>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -115,11 +117,22 @@ IoTask<Status> FolderCommit::Begin() {
 }
 
 IoTask<Status> FolderCommit::LockOld() {
-  UniqueFd old_folder;
-  IoResult opened = co_await io::OpenDirectory(target_, /*follow=*/false, old_folder);
-  if (opened.error == ENOENT) co_return Status::Ok();
-  CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
-  CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(target_, old_lock_));
+  const auto begun = Deadline::Clock::now();
+  while (true) {
+    UniqueFd old_folder;
+    IoResult opened = co_await io::OpenDirectory(target_, /*follow=*/false, old_folder);
+    if (opened.error == ENOENT) co_return Status::Ok();
+    CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
+    Status locked = co_await LockOutReaders(target_, old_lock_);
+    if (locked.ok()) break;
+    if (locked.code() != StatusCode::kFailedPrecondition) co_return locked;
+    const auto waited = Deadline::Clock::now() - begun;
+    if (waited >= spec_.readers.timeout || spec_.readers.ended()) co_return StillRead(target_, waited);
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(target_.text(), [] {
+      std::this_thread::sleep_for(kLockInterval);
+      return Status::Ok();
+    }));
+  }
   old_ = Old::kThere;
   // A pin belongs to the step, not to the attempt. Nobody can change it while the old one is locked.
   bool pinned = false;

@@ -11,6 +11,7 @@
 #include "io/io_task.h"
 #include "store/attempt_folder.h"
 #include "store/locks.h"
+#include "store/remove.h"
 #include "store/writer.h"
 
 namespace cairn {
@@ -23,6 +24,7 @@ struct CommitSpec {
   /// One for each shard of the manifest, for the index (see BuildIndex). Empty: no index.
   std::vector<std::string> index_runs = {};
   bool replace = false;
+  ReaderPatience readers = {};
   unsigned file_mode = 0644;
   /// Called before the rename.
   WriterCheck check_writer = {};
@@ -37,8 +39,8 @@ class FolderCommit {
   /// nothing under its old name may be removed then.
   FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_place);
 
-  /// Opens the root now, so that after the rename only its fsync can fail. When replacing a step, locks readers out of
-  /// the old one and copies its pin.
+  /// Opens the root now, so that after the rename only its fsync can fail. When replacing a step, waits for the readers
+  /// of the old one, locks further ones out, and copies its pin. DeadlineExceeded, naming them, if they do not end.
   IoTask<Status> Begin();
   /// Writes the index first, because the manifest names it.
   IoTask<Status> WriteManifest();

@@ -75,12 +75,7 @@ Status HeldEntry::WaitUntilUnread(IoQueue& queue, Deadline deadline) {
   while (true) {
     Status looked = RunTaskBlocking(queue, Look());
     if (looked.code() != StatusCode::kFailedPrecondition) return looked;
-    if (deadline.passed()) {
-      const std::chrono::duration<double> waited = Deadline::Clock::now() - begun;
-      return Error(StatusCode::kDeadlineExceeded,
-                   "{} cannot be replaced or removed: it was still being read after {:.3g} s by {}; it is unchanged",
-                   at_, waited.count(), DescribeHolders(JoinPath(at_, kManifestName)));
-    }
+    if (deadline.passed()) return StillRead(at_, Deadline::Clock::now() - begun);
     const Deadline again = Deadline::At(std::min(Deadline::In(kLockInterval).when(), deadline.when()));
     CAIRN_RETURN_IF_ERROR(queue.RunOnce(again).status());
   }

@@ -341,6 +341,12 @@ IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock) 
   });
 }
 
+Status StillRead(const PathAt& folder, std::chrono::nanoseconds waited) {
+  return Error(StatusCode::kDeadlineExceeded,
+               "{} cannot be replaced or removed: it was still being read after {:.3g} s by {}; it is unchanged",
+               folder, std::chrono::duration<double>(waited).count(), DescribeHolders(JoinPath(folder, kManifestName)));
+}
+
 IoTask<Status> HoldFolder(const PathAt& folder, HeldFolder& held) {
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder, /*follow=*/false, held.fd));
   co_return co_await LockOutReaders(PathAt(held.fd.get(), folder.text()), held.lock);

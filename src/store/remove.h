@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -35,6 +36,17 @@ IoTask<Status> RemoveReplacedFolder(const PathAt& root, const PathAt& replaced);
 /// Locks readers (see ReadLock) out of a checkpoint's folder while `lock` lives. FailedPrecondition if it is being
 /// read. A folder without a manifest has no readers.
 IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock);
+/// The error of a wait for readers that do not end: names them.
+[[nodiscard]] Status StillRead(const PathAt& folder, std::chrono::nanoseconds waited);
+
+/// How long to wait for the readers of what is to be replaced.
+struct ReaderPatience {
+  std::chrono::nanoseconds timeout{};
+  /// Ends the wait once it is true. Of the queue's thread.
+  const bool* hurry = nullptr;
+
+  [[nodiscard]] bool ended() const { return hurry != nullptr && *hurry; }
+};
 
 /// An open folder with its readers locked out.
 struct HeldFolder {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from cairn import _tree
 from cairn._loading import reader_of
 from ranks import World
+from test_path_store import being_read
 
 Make = Callable[..., cairn.Checkpointer]
 HELD = 60.0  # Seconds: longer than any test.
@@ -160,3 +162,37 @@ def test_all_ranks_wait_and_give_up_together(worlds: Callable[..., World]) -> No
         == [[1, 2, 2.0]] * 2
     )
     assert world.all("c.save(2, t(3)); c.restore(t(0))['n']") == [3, 3]
+
+
+def test_a_replacement_waits_for_readers(make: Make, root: Path) -> None:
+    checkpointer = make()
+    checkpointer.save(1, tree(1)).wait()
+    lazy = checkpointer.load(lazy=True)
+
+    with being_read(root / f"step-{1:020}"):
+        later = checkpointer.save(1, tree(2), replace=True)
+        with pytest.raises(TimeoutError):
+            later.wait(0.3)
+        assert bool((lazy["t"].load() == 1).all())  # What it was made of, as long as that is there.
+    later.wait()
+
+    assert value_of(checkpointer.load(1)) == 2
+    with pytest.raises(cairn.FailedPrecondition, match="step 1 was replaced"):
+        lazy["t"].load()
+
+
+def test_a_reader_without_end_is_named_and_holds_up_no_closing(make: Make, root: Path) -> None:
+    checkpointer = make(group_timeout=0.4)
+    checkpointer.save(1, tree(1)).wait()
+
+    with being_read(root / f"step-{1:020}"):
+        failed = checkpointer.save(1, tree(2), replace=True)
+        with pytest.raises(cairn.DeadlineExceeded, match=rf"still being read after 0.2\d* s by process {os.getpid()}"):
+            failed.wait(60)
+        checkpointer = make(group_timeout=1e6)
+        checkpointer.restore(tree())
+        checkpointer.save(1, tree(3), replace=True)
+        with pytest.raises(cairn.DeadlineExceeded):
+            checkpointer.close(0.1)
+
+    assert value_of(cairn.load(root)) == 1

@@ -1,5 +1,6 @@
 #include "store/remove.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -133,12 +134,38 @@ TEST_F(RemoveTest, CheckpointBeingReadStays) {
 
     EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
     EXPECT_THAT(refused.message(), HasSubstr(StepName(1) + " is being read"));
-    EXPECT_EQ(replaced.code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(replaced.code(), StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(replaced.message(), HasSubstr(fmt::format("s by process {}; it is unchanged", ::getpid())));
     EXPECT_EQ(CheckContent(root_.path(), {.step = 1}), Status::Ok());
   }
 
   EXPECT_EQ(RemoveStep(1), Status::Ok());
   EXPECT_EQ(ReadLock::Take(StepFolder(1)).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(RemoveTest, ReplacementWaitsForReaders) {
+  Save({.step = 1});
+  std::optional<ReadLock> reader = *ReadLock::Take(StepFolder(1));
+  // The first looks whether it is being read, the second waits.
+  plan_->CallBefore({.op = IoOp::kCall, .path = StepName(1), .nth = 3}, [&](const SeenOperation&) { reader.reset(); });
+
+  Save({.step = 1, .seed = 2, .replace = true, .reader_timeout = std::chrono::minutes(1)});
+
+  EXPECT_FALSE(reader.has_value());
+  EXPECT_EQ(CheckContent(root_.path(), {.step = 1, .seed = 2}), Status::Ok());
+}
+
+TEST_F(RemoveTest, ReplacementOfWhatIsRemovedMeanwhileIsAPlainCommit) {
+  Save({.step = 1});
+  std::optional<ReadLock> reader = *ReadLock::Take(StepFolder(1));
+  plan_->CallBefore({.op = IoOp::kCall, .path = StepName(1), .nth = 2}, [&](const SeenOperation&) {
+    reader.reset();
+    fs::remove_all(StepFolder(1));
+  });
+
+  Save({.step = 1, .seed = 2, .replace = true, .reader_timeout = std::chrono::minutes(1)});
+
+  EXPECT_EQ(CheckContent(root_.path(), {.step = 1, .seed = 2}), Status::Ok());
 }
 
 TEST_F(RemoveTest, ReaderDuringARemovalGetsNotFound) {

@@ -127,6 +127,7 @@ TestRanks::TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, c
                            .shard = shard,
                            .file_bytes = content.size(),
                            .check_writer = check_writer,
+                           .reader_timeout = save.reader_timeout,
                            .spare_folders = save.recycle ? 2U : 0U,
                            .not_recycled = [this](const std::string& why) { not_recycled_ = why; }}));
   }

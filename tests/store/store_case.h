@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -43,6 +44,8 @@ struct TestSave {
   bool replace = false;
   /// Uses a spare from one of two folders, if there is one.
   bool recycle = false;
+  /// How long a replacement waits for readers.
+  std::chrono::nanoseconds reader_timeout{};
   /// Additional blocks in each shard.
   std::uint64_t more = 0;
 };
