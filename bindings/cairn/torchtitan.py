@@ -14,6 +14,7 @@ import os
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,6 +105,12 @@ class CheckpointManager(_DcpManager):
         load_into(self._checkpointer if here else root, state_dict, step)
         # The model's tensors lie at the top of the state dict, where DCP cannot know that they are the model's.
         self.states[MODEL].load_state_dict(state_dict)
+
+    def _load(self, step: int = -1) -> bool:
+        # Before it looks which checkpoints there are.
+        wait = partial(self._checkpointer._reading.wait_for_saves, None if step == -1 else step)
+        self._checkpointer._ranks.together("saves", wait)
+        return bool(super()._load(step))
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         if not self._should_save(curr_step, last_step):

@@ -117,6 +117,20 @@ def test_each_checkpoint_holds_what_was_there_when_it_was_saved(tmp_path: Path) 
     run.accelerator.end_training()
 
 
+def test_a_load_right_after_a_save_reads_what_it_saves(tmp_path: Path) -> None:
+    run, path = Run(width=100_000), str(tmp_path / "last")
+    for other in (run, Run(seed=2, width=100_000), run):
+        run.epoch()
+        run.accelerator.save_state(path)
+        other.accelerator.load_state(path)
+        assert same(other.weights(), run.weights()) and other.counter.value == run.counter.value
+
+    run.epoch()
+    run.accelerator.save_state(path)
+    assert cairn.load(path)["registered"] == [{"value": 20}]
+    run.accelerator.end_training()
+
+
 def test_automatic_names_go_on_and_the_oldest_go(tmp_path: Path) -> None:
     named = {"automatic_checkpoint_naming": True, "total_limit": 2}
     first = Run(project_config=ProjectConfiguration(str(tmp_path), **named))

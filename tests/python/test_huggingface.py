@@ -240,6 +240,23 @@ def test_the_best_model_is_pinned_kept_and_loaded_at_the_end(tmp_path: Path) -> 
         assert [(one.step, one.pinned) for one in checkpointer.checkpoints()] == [(12, True), (14, False)]
 
 
+def test_what_is_read_right_after_a_save_is_what_it_saves(tmp_path: Path) -> None:
+    read: list[int] = []
+
+    class Reads(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            step, root = state.global_step, tmp_path / "run" / "cairn"
+            for weights in (cairn.load(root, step=step), cairn.load(root), cairn.load(root / f"step-{step:020}")):
+                assert_same_weights(model, weights)
+            hf.export(root, tmp_path / str(step))
+            assert_same_weights(model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / str(step)))
+            read.append(step)
+
+    a_trainer(tmp_path / "run", callbacks=[Reads()]).train()
+
+    assert read == [2, 4, 6, 8]
+
+
 def test_one_step_may_be_saved_twice(tmp_path: Path) -> None:
     trainer = a_trainer(tmp_path, max_steps=2)
     trainer.add_callback(At(2, lambda: trainer._save_checkpoint(trainer.model, None)))

@@ -24,7 +24,7 @@ import cairn._lightning.checkpoint_io
 import cairn.lightning
 from cairn._lightning.values import check_kept
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
@@ -177,6 +177,22 @@ def test_each_checkpoint_holds_what_was_there_when_it_was_saved(
         loaded = cairn.lightning.load_checkpoint(tmp_path / f"epoch=0-step={step}.ckpt")
         for name, tensor in state.items():
             assert torch.equal(loaded["state_dict"][name], tensor), (step, name)
+
+
+def test_a_load_right_after_a_save_reads_what_it_saves(tmp_path: Path) -> None:
+    steps = []
+
+    class Reads(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            for path in (tmp_path / "last.ckpt", tmp_path / f"{trainer.global_step}.ckpt"):
+                trainer.save_checkpoint(path)
+                loaded = cairn.lightning.load_checkpoint(path)
+                same(loaded["state_dict"], pl_module.state_dict())
+                steps.append(loaded["global_step"])
+
+    fit(Reads(), model=Model(width=50_000), max_epochs=1, enable_checkpointing=False)
+
+    assert steps == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 def test_buffers_beside_the_state_dict_hold_what_was_there(tmp_path: Path) -> None:

@@ -117,6 +117,9 @@ def test_a_run_resumes_from_the_newest(start: Open, tmp_path: Path) -> None:
     assert not first.manager.load()
     first.train(4)
     weights = first.weights()
+    for step in (-1, 4):  # What it has just begun to save.
+        assert first.manager.load(step) and first.progress.step == 4
+    expect_same(first, weights)
     first.manager.close()
 
     second = start(seed=2)
