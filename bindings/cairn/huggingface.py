@@ -54,8 +54,8 @@ from ._huggingface.contents import (
     FORMAT,
     RANK,
     TRAINER,
+    FrozenDigests,
     check_frozen,
-    frozen_digests,
     is_adapter,
     live_weights,
     load_weights,
@@ -124,8 +124,9 @@ class TrainerMixin(_Base):
     `cairn_options` are Checkpointer's, with these defaults: root is `output_dir/cairn`; keep_last is save_total_limit
     (0, which keeps all, if that is None). The best model's checkpoint is pinned, so there may be one more.
 
-    `save_only_trainable` leaves frozen parameters out (default: for PEFT's models). Their digests are kept, computed
-    once: a restore takes the parameters from this trainer's model, and raises InvalidArgument if they are others.
+    `save_only_trainable` leaves frozen parameters out (default: for PEFT's models). Their digests are kept: a
+    restore takes the parameters from this trainer's model, and raises InvalidArgument if they are others. A digest is
+    computed once, and again when its parameter has changed, but for writes through `.data`.
 
     `resume_from_checkpoint` is True (what `last_checkpoint` finds), a step, a checkpoint's folder under the root or
     elsewhere, or a `checkpoint-N` of the stock Trainer, after which training continues with Cairn's checkpoints. A root
@@ -140,7 +141,7 @@ class TrainerMixin(_Base):
         **kwargs: Any,
     ) -> None:
         self._save_only_trainable = save_only_trainable
-        self._frozen: dict[str, str] | None = None  # Digests of the parameters that no checkpoint holds.
+        self._frozen = FrozenDigests()
         self._cairn_options = dict(cairn_options or {})
         self._cairn: Run | None = None
         self._model_files = ModelFiles()
@@ -223,7 +224,7 @@ class TrainerMixin(_Base):
         processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         state = {TRAINER_STATE_NAME: trainer["state"].encode()}
         parts = {"optimizer": self.optimizer.state_dict(), **{key: trainer.pop(key) for key in ("scheduler", "scaler")}}
-        trainer["frozen"] = self._frozen_digests() if self._only_trainable() else None
+        trainer["frozen"] = self._frozen.of(self.model) if self._only_trainable() else None
         tree = {**weights_of(self.model, self._only_trainable()), TRAINER: trainer | pack(parts), RANK: pack(own)}
         return tree, {**self._model_files.read(model, processing_class), **state}
 
@@ -258,7 +259,7 @@ class TrainerMixin(_Base):
         found = read_trainer(run.checkpointer, run.step, run.source)  # Raises if it is not one of ours.
         partial = found["frozen"] is not None
         if partial:
-            check_frozen(self._frozen_digests(), found["frozen"], run.source or run.checkpointer.root)
+            check_frozen(self._frozen.of(self.model), found["frozen"], run.source or run.checkpointer.root)
         weights = live_weights(model, partial)
         own = {RANK: None} if found["world"] == run.checkpointer.world else {}
         if not own:
@@ -332,11 +333,6 @@ class TrainerMixin(_Base):
 
     def _only_trainable(self) -> bool:
         return is_adapter(self.model) if self._save_only_trainable is None else self._save_only_trainable
-
-    def _frozen_digests(self) -> dict[str, str]:
-        if self._frozen is None:
-            self._frozen = frozen_digests(self.model)
-        return self._frozen
 
     def _run(self) -> Run:
         if self._cairn is None:

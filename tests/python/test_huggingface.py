@@ -257,6 +257,31 @@ def test_what_is_read_right_after_a_save_is_what_it_saves(tmp_path: Path) -> Non
     assert read == [2, 4, 6, 8]
 
 
+@pytest.mark.parametrize("how", ["in place", "data", "swapped", "another"])
+def test_frozen_parameters_that_change_are_not_taken_from_elsewhere(tmp_path: Path, how: str) -> None:
+    changes = {
+        "in place": lambda layer: layer.weight.mul_(2),
+        "data": lambda layer: setattr(layer.weight, "data", layer.weight.data * 2),
+        "swapped": lambda layer: torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(layer.weight * 2, False)),
+        "another": lambda layer: setattr(layer, "weight", torch.nn.Parameter(layer.weight * 2, False)),
+    }
+
+    def make(*callbacks: Any) -> Any:
+        transformers.set_seed(1)
+        model = a_gpt2()
+        model.transformer.wpe.requires_grad_(False)
+        return a_trainer(tmp_path, model=model, callbacks=[*callbacks], save_only_trainable=True)
+
+    first = make()
+    change = torch.no_grad()(lambda: changes[how](first.model.transformer.wpe))
+    first.add_callback(At(3, change))
+    first.train()
+
+    with pytest.raises(cairn.InvalidArgument, match=r"differs in transformer\.wpe\.weight"):
+        make().train(resume_from_checkpoint=4)
+    make().train(resume_from_checkpoint=2)
+
+
 def test_one_step_may_be_saved_twice(tmp_path: Path) -> None:
     trainer = a_trainer(tmp_path, max_steps=2)
     trainer.add_callback(At(2, lambda: trainer._save_checkpoint(trainer.model, None)))

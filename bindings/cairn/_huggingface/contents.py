@@ -78,11 +78,25 @@ def load_weights(model: Any, weights: Mapping[str, Any], only_trainable: bool) -
                 tensor.copy_(weights[name])
 
 
-def frozen_digests(model: Any) -> dict[str, str]:
-    """A digest of the contents of each frozen parameter, by name; reads all of them."""
-    held = {id(tensor) for tensor in live_weights(model, True).values()}
-    left = model.state_dict(keep_vars=True).items()
-    return {name: digest(tensor) for name, tensor in left if id(tensor) not in held}
+class FrozenDigests:
+    """Digests of the contents of a model's frozen parameters, which no checkpoint holds. One is read again only once it
+    has other memory, another version or another dtype: then it is not what it was."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def of(self, model: Any) -> dict[str, str]:
+        """By name."""
+        held = {id(tensor) for tensor in live_weights(model, True).values()}
+        found: dict[str, tuple[Any, str]] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if id(tensor) not in held:
+                version = 0 if tensor.is_inference() else tensor._version
+                mark = (tensor.data_ptr(), version, tensor.dtype, tensor.shape)
+                known = self._known.get(name)
+                found[name] = known if known is not None and known[0] == mark else (mark, digest(tensor))
+        self._known = found
+        return {name: digest for name, (_, digest) in found.items()}
 
 
 def check_frozen(found: Mapping[str, str], saved: Mapping[str, str], where: str) -> None:
