@@ -194,6 +194,28 @@ def test_the_state_dict_itself_may_change_once_captured(make: Make) -> None:
     assert same(got, {"optim": {"state": {"exp": torch.ones(3), "step": 1, "list": [1, 2]}}})
 
 
+@torch.no_grad()
+def test_a_module_is_asked_at_each_save(make: Make, save: Saver) -> None:
+    module = torch.nn.Linear(30, 30)
+    module.register_buffer("buf", torch.zeros(3))
+    changes: dict[str, Callable[[], object]] = {
+        "assign": lambda: module.load_state_dict({n: t + 1 for n, t in module.state_dict().items()}, assign=True),
+        "swapped": lambda: torch.utils.swap_tensors(module.weight, torch.nn.Parameter(module.weight + 1)),
+        "data": lambda: setattr(module.weight, "data", module.weight.data + 1),
+        "new": lambda: setattr(module, "weight", torch.nn.Parameter(module.weight + 1)),
+        "buffer": lambda: setattr(module, "buf", module.buf + 1),
+        "dtype": lambda: module.to(torch.bfloat16),
+    }
+    checkpointer, held = make(keep_last=0), {"m": module}
+    for step, (how, change) in enumerate(changes.items()):
+        change()
+        wanted = dict(module.state_dict())
+        save(checkpointer, 2 * step, held)
+        assert same(load(checkpointer, {"m": blank(wanted)}, 2 * step), {"m": wanted}), how
+        checkpointer.save(2 * step + 1, held)
+        assert same(dict(checkpointer.load()["m"]), wanted), how
+
+
 def test_protect_fences_what_async_save_reads(make: Make) -> None:
     checkpointer = make()
     weights = torch.nn.Parameter(torch.arange(6_000_000.0))
