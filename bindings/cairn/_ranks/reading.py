@@ -103,6 +103,8 @@ class Reading:
                 if not strict and plan.one_sided:
                     _log.warning("restored %s in part: %s", chosen["path"], "; ".join(plan.one_sided))
                 plan.casts.log(chosen["path"])
+                for remark in plan.remarks:
+                    _log.warning("restored %s: %s", chosen["path"], remark)
                 return plan.finish()
             rank, error = min(errors.items(), key=lambda at: (_precedence(at[1]), at[0]))
             if isinstance(error, NotFound):

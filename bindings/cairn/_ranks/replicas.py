@@ -353,7 +353,7 @@ def _readable_text(
         ]
         if left_out:
             root = {key: child for key, child in root.items() if key not in left_out}
-            text = json.dumps({"version": json.loads(text)["version"], "tree": root})
+            text = json.dumps(json.loads(text) | {"tree": root})
     of_ranks = _not_replicated(leaves(root), rules)
     if wanted:
         of_ranks = [name for name in of_ranks if name in set(wanted)]

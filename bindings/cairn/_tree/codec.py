@@ -12,7 +12,7 @@ from .._errors import Corrupt, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert
-from .optimizers import device_beside
+from .optimizers import Beside, Fit, fit_text
 from .paths import MAX_DEPTH, kind_name, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
 from .values import bytes_of_element, is_plain
@@ -49,15 +49,16 @@ class Stored:
 @dataclass(frozen=True)
 class Plan:
     """Where a checkpoint's tensors go: name -> the caller's tensor (in place) or a new one. `one_sided` says which names
-    only the checkpoint or only the tree has. `converted`: the caller's tensors of other dtypes, by name. Their new
-    tensors in `tensors` have the checkpoint's, until `convert`."""
+    only the checkpoint or only the tree has, `remarks` what else of it should be said. `converted`: the caller's tensors
+    of other dtypes, by name. Their new tensors in `tensors` have the checkpoint's, until `convert`."""
 
     tensors: dict[str, Any]
     one_sided: list[str]
+    remarks: list[str]
     converted: dict[str, Any]
     casts: Casts
     _tree: Any
-    _loads: list[tuple[Any, Any]]
+    _loads: list[tuple[Any, Any, Fit | None]]
     _partial: bool
 
     def convert(self) -> None:
@@ -72,7 +73,10 @@ class Plan:
         last, because another object's load_state_dict may draw random numbers. Errors of load_state_dict are not
         caught.
         """
-        for target, state in sorted(self._loads, key=lambda load: isinstance(load[0], RngState)):
+        for target, state, fit in sorted(self._loads, key=lambda load: isinstance(load[0], RngState)):
+            if fit is not None:
+                fit.load(target, state)
+                continue
             lenient = self._partial and _is_module(target)
             target.load_state_dict(state, **({"strict": False} if lenient else {}))
         return self._tree
@@ -91,7 +95,8 @@ def flatten(tree: Any, sink: Sink) -> str:
     """
     writer = Writer(sink)
     text = writer.node(tree, "")
-    return f'{{"version":{writer.version},"tree":{text}}}'
+    classes = f',"optimizers":{json.dumps(writer.optimizers)}' if writer.optimizers else ""
+    return f'{{"version":{writer.version},"tree":{text}{classes}}}'
 
 
 def plan_restore(
@@ -125,32 +130,46 @@ def plan_restore(
     converted: dict[str, Any] = {}
     casts = Casts(cast)
 
+    def made(kind: str, name: str, found: Stored, device: Any) -> Any:
+        kind = kind.partition(" ")[0]
+        device = None if kind == "numpy" else place(name) or device
+        tensors[name] = empty(found, kind) if device is None else empty(found, kind, device)
+        return tensors[name]
+
+    def beside(kind: str, name: str, found: Stored, like: Beside) -> Any:
+        if reader.fit is not None and found.shape != like.shape:
+            reader.differ += reader.fit.misfits(name, found.shape)
+        return made(kind, name, found, like.device_of(name))
+
     def leaf(kind: str, like: Any, name: str, strict: bool) -> Any:
         found = stored.get(name)
         if found is None:
             raise Corrupt(f'tensor "{name}": the checkpoint\'s tree names it, but no shard holds it')
         found = found.of_kind(kind)
+        if isinstance(like, Beside):
+            return beside(kind, name, found, like)
         if writer.is_tensor(like):
             writer.node(like, name)  # Refuses what cannot be kept.
             is_array = numpy is not None and isinstance(like, numpy.ndarray)
+            expected = describe(like)
+            if expected != found and reader.fit is not None and not is_array:
+                return beside(kind, name, found, Beside(like))  # load_state_dict takes another one.
             if is_array and not like.flags.writeable:
                 reader.differ.append(f"{readable(name)}: the tree has a read-only array: give one that can be written")
-            take(name, like, describe(like), found, "numpy" if is_array else "torch")
+            take(name, like, expected, found, "numpy" if is_array else "torch")
             return like
         elif is_foreign(like):
             # It may be immutable, so its values come back in a new numpy array.
             expected = describe(as_numpy(like, name))
-            made = empty(expected, "numpy")
-            take(name, made, expected, found, "numpy")
-            return made
+            array = empty(expected, "numpy")
+            take(name, array, expected, found, "numpy")
+            return array
         elif strict and not is_plain(like):
             reader.differ.append(
                 f"{readable(name)}: the tree has {kind_name(like)}, the checkpoint has a tensor, {found}"
             )
         else:
-            kind = kind.partition(" ")[0]
-            device = None if kind == "numpy" else place(name) or device_beside(like, name)
-            tensors[name] = empty(found, kind) if device is None else empty(found, kind, device)
+            made(kind, name, found, None)
         return tensors.get(name)
 
     def take(name: str, target: Any, expected: Stored, found: Stored, kind: str) -> None:
@@ -163,10 +182,15 @@ def plan_restore(
         converted[name] = target
         tensors[name] = empty(found, kind, target.device) if kind == "torch" else empty(found, kind)
 
-    reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all)
-    result = reader.node(_parse(text), tree, "", True)
+    root, classes = _parse_all(text)
+
+    def fit(holder: Any, state: Any, node: Any, name: str) -> Fit | None:
+        return fit_text(holder, state, node, name, partial, classes.get(name))
+
+    reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit)
+    result = reader.node(root, tree, "", True)
     reader.raise_differences(where, casts.way_out())
-    return Plan(tensors, reader.one_sided(), converted, casts, result, reader.loads, partial)
+    return Plan(tensors, reader.one_sided(), reader.remarks, converted, casts, result, reader.loads, partial)
 
 
 def build(text: str, tensors: Mapping[str, Any]) -> Any:
@@ -193,11 +217,16 @@ def kinds(text: str) -> dict[str, str]:
 
 
 def _parse(text: str) -> Any:
+    return _parse_all(text)[0]
+
+
+def _parse_all(text: str) -> tuple[Any, dict[str, str]]:
+    """The tree, and the classes of the optimizers in it, by path."""
     marked = text.replace('["t"]', "NaN")  # It cannot occur within a string, and no node is NaN.
     try:
         match json.loads(marked, parse_constant=_constant):
-            case {"version": int(version), "tree": tree} if version <= _VERSION:
-                pass
+            case {"version": int(version), "tree": tree, **rest} if version <= _VERSION:
+                classes = rest.get("optimizers", {})
             case {"version": int(version)} if version > _VERSION:
                 raise Unsupported(f"the checkpoint's tree has version {version}, this Cairn reads {_VERSION}")
             case _:
@@ -210,7 +239,9 @@ def _parse(text: str) -> Any:
         level = [child for n in level for child in (n.values() if isinstance(n, dict) else n)]
     if level:
         raise Corrupt(f"the checkpoint's tree: deeper than {MAX_DEPTH} levels")
-    return tree
+    if not isinstance(classes, dict) or not all(isinstance(one, str) for one in classes.values()):
+        raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
+    return tree, classes
 
 
 def _constant(word: str) -> list[str]:

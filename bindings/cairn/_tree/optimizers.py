@@ -1,51 +1,432 @@
-"""Where the state is made that an optimizer lacks: on its parameters' devices.
+"""An optimizer's state in a checkpoint, held against the optimizer that it is to go into.
 
-torch's load_state_dict moves each tensor to its parameter's device. If it was read into the CPU's memory, a restore would
-need as much of that as the whole state.
+torch's load_state_dict goes by number alone. It refuses other counts of parameters, when the model beside it has been
+overwritten, and nothing else. Here, before anything is written, the two state dicts must agree in
+
+- **parameters**: their number in each group. Where both sides have names (param_names), these must be the same; state and
+  options follow them, in whatever order. Without names state goes by number, as torch has it.
+- **class**: the saved one is the optimizer's or one of its bases. Older checkpoints do not say it. The options that
+  say which class of torch's it was must be there, and those that decide which state there is must agree (amsgrad).
+- **what there is**: all that torch's classes make, and of other classes what both the optimizer and other parameters in
+  the checkpoint have. A parameter without state where others have some is refused if the optimizer has state for it,
+  unless it is frozen. A new optimizer cannot tell whether it was frozen, or had no gradient yet, at the save: a warning.
+- **shapes**: what torch's classes make in their parameter's shape (`_CLASSES`), and of other classes what has that shape in
+  the optimizer, has it in the checkpoint. All else goes to load_state_dict as it is: Adafactor's rows, LBFGS's history,
+  the first state of optimizers that flatten, project or quantise.
+
+A partial restore lets parameters be on one side only, if both have names; what else it permits is a remark.
+
+torch casts state to its parameter's dtype. `Fit.load` keeps the saved dtypes (fp32 moments of bf16 parameters).
+
+State that an optimizer lacks is made on its parameter's device. Read into the CPU's memory, it would need as much of that
+as there is state.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from .._errors import InvalidArgument
 from .._protect import inner_optimizer
+from .paths import join, listed, part_of, readable, uncompiled
+
+_ADAM = {"step": None, "exp_avg": None, "exp_avg_sq": None}
+# torch's classes: an option that each has had from the beginning, and no class with other state has; and what it makes
+# for each parameter, with the option without which it does not.
+_CLASSES: dict[str, tuple[str, dict[str, str | None]]] = {
+    "Adadelta": ("rho", {"step": None, "square_avg": None, "acc_delta": None}),
+    "Adafactor": ("beta2_decay", {"step": None}),
+    "Adagrad": ("lr_decay", {"step": None, "sum": None}),
+    "Adam": ("amsgrad", {**_ADAM, "max_exp_avg_sq": "amsgrad"}),
+    "AdamW": ("amsgrad", {**_ADAM, "max_exp_avg_sq": "amsgrad"}),
+    "Adamax": ("betas", {"step": None, "exp_avg": None, "exp_inf": None}),
+    "ASGD": ("lambd", {"step": None, "eta": None, "mu": None, "ax": None}),
+    "LBFGS": ("history_size", {}),
+    "Muon": ("ns_steps", {"momentum_buffer": None}),
+    "NAdam": ("momentum_decay", {**_ADAM, "mu_product": None}),
+    "RAdam": ("betas", {**_ADAM}),
+    "RMSprop": ("alpha", {"step": None, "square_avg": None, "momentum_buffer": "momentum", "grad_avg": "centered"}),
+    "Rprop": ("etas", {"step": None, "prev": None, "step_size": None}),
+    "SGD": ("dampening", {"momentum_buffer": "momentum"}),
+    "SparseAdam": ("betas", {**_ADAM}),
+}
+_WITHOUT_DIMENSIONS = {"step", "eta", "mu", "mu_product"}
 
 
 class Beside:
-    """Stands, in an optimizer's state dict, for the state of a parameter that has none yet."""
+    """Stands, in an optimizer's state dict, for state that is made anew: beside this tensor, or where all else is made."""
 
-    def __init__(self, device: Any) -> None:
-        self.device = device
+    def __init__(self, tensor: Any, on_its_device: bool = True) -> None:
+        self.shape = tensor.shape
+        self.device = tensor.device if on_its_device and tensor.device.type != "cpu" else None
+
+    def device_of(self, name: str) -> Any:
+        """The device of the tensor of this name; None for the usual one."""
+        return (
+            None if name.endswith("/step") else self.device
+        )  # load_state_dict leaves the number of steps where it is.
 
 
-def device_beside(like: Any, name: str) -> Any:
-    """The device of the tensor of this name, of which the tree has `like`; None for the usual one."""
-    # load_state_dict leaves the number of steps where it is.
-    if not isinstance(like, Beside) or name.endswith("/step"):
-        return None
-    return like.device
-
-
-def with_missing_state(holder: Any, state: Any) -> Any:
-    """An optimizer's state dict with a Beside for each parameter on a GPU that has no state; any other one as it is."""
+def optimizer_of(holder: Any) -> Any:
+    """The torch optimizer that this is, or wraps; None if it is none."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(holder, torch.optim.Optimizer):
-        return state
-    optimizer = inner_optimizer(holder)
-    # Another load_state_dict may want the state elsewhere, such as on the CPU.
-    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        return state
-    try:
-        numbers = list(chain.from_iterable(group["params"] for group in state["param_groups"]))
-        parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-        held = state["state"]
-        missing = {
-            number: Beside(parameter.device)
-            for number, parameter in zip(numbers, parameters, strict=True)
-            if number not in held and parameter.device.type != "cpu"
+    return inner_optimizer(holder) if torch is not None and isinstance(holder, torch.optim.Optimizer) else None
+
+
+def _has_torchs_load(optimizer: Any) -> bool:
+    return type(optimizer).load_state_dict is sys.modules["torch"].optim.Optimizer.load_state_dict
+
+
+@dataclass
+class _State:
+    """A state dict of torch's form, as far as it is compared."""
+
+    groups: list[Mapping[str, Any]]
+    numbers: list[list[Any]]  # Of each group's parameters.
+    names: list[list[str]] | None  # Likewise.
+    entries: dict[Any, Mapping[Any, Any]]  # Of each parameter.
+
+    @staticmethod
+    def of(state: Any, mapping: Callable[[Any], Any], sequence: Callable[[Any], Any]) -> _State | None:
+        """None if it has another form. `mapping` and `sequence` return a dict's and a list's contents, or raise TypeError."""
+        try:
+            top = mapping(state)
+            groups = [mapping(group) for group in sequence(top["param_groups"])]
+            numbers = [[*sequence(group["params"])] for group in groups]
+            names = None
+            if groups and all(group.get("param_names") is not None for group in groups):
+                names = [[*map(uncompiled, sequence(group["param_names"]))] for group in groups]
+            known = {*chain(*numbers)}
+            held = {number: mapping(entries) for number, entries in mapping(top["state"]).items() if number in known}
+        except (KeyError, TypeError, ValueError):
+            return None
+        if names is not None and [*map(len, names)] != [*map(len, numbers)]:
+            names = None
+        return _State(groups, numbers, names, held)
+
+    def __str__(self) -> str:
+        sizes = [*map(len, self.numbers)]
+        return f"{sum(sizes)} parameters in {len(sizes)} group{'s' * (len(sizes) != 1)} ({', '.join(map(str, sizes))})"
+
+
+def _of_dict(state: Any) -> _State | None:
+    def expect(kind: Any) -> Callable[[Any], Any]:
+        def checked(value: Any) -> Any:
+            if not isinstance(value, kind):
+                raise TypeError
+            return value
+
+        return checked
+
+    return _State.of(state, expect(Mapping), expect((list, tuple)))
+
+
+def _of_text(node: Any) -> _State | None:
+    def mapping(node: Any) -> dict[Any, Any]:
+        match node:
+            case dict():
+                return node
+            case ["dict", *rest] | ["odict", _, *rest]:
+                return dict(zip(rest[::2], rest[1::2], strict=True))
+        raise TypeError
+
+    def sequence(node: Any) -> list[Any]:
+        match node:
+            case ["list" | "tuple", *rest]:
+                return rest
+        raise TypeError
+
+    return _State.of(node, mapping, sequence)
+
+
+@dataclass
+class Fit:
+    """How a saved state fits an optimizer: what contradicts it (`differ`), and what should be said (`remarks`)."""
+
+    path: str
+    partial: bool
+    differ: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    _optimizer: Any = None
+    _state: Any = None  # The optimizer's state dict.
+    _own: _State = field(default_factory=lambda: _State([], [], None, {}))
+    _saved: _State = field(default_factory=lambda: _State([], [], None, {}))
+    _parameters: list[Any] = field(default_factory=list)
+    _order: dict[Any, int] = field(default_factory=dict)  # A saved number -> the parameter's position.
+    _sources: list[int | None] = field(default_factory=list)  # Which saved group has the options of each group.
+    _moved: bool = False
+    _makes: dict[str, str | None] | None = None  # Of _CLASSES, if it is one of them.
+
+    def __post_init__(self) -> None:
+        self._numbers = [*chain(*self._own.numbers)]
+        self._prefix = join(self.path, "state/")
+
+    def along(self) -> dict[str, Any]:
+        """The optimizer's state dict, with the saved numbers, to read the checkpoint's along it."""
+        held, numbers = self._state["state"], self._numbers
+        torchs = _has_torchs_load(self._optimizer)  # Another one may want the state elsewhere, such as on the CPU.
+        like = {
+            number: held[numbers[at]] if numbers[at] in held else Beside(self._parameters[at], torchs)
+            for number, at in self._order.items()
         }
-        return {**state, "state": {**missing, **held}} if missing else state
-    except (KeyError, TypeError, ValueError):
-        return state  # A state dict of its own.
+        groups: list[Any] = [None] * len(self._saved.groups)
+        for source, group in zip(self._sources, self._state["param_groups"], strict=True):
+            if source is not None:
+                groups[source] = group
+        known = {*numbers}
+        others = {key: value for key, value in held.items() if key not in known}
+        return {**self._state, "state": others | like, "param_groups": groups}
+
+    def without_gone(self, node: Any) -> Any:
+        """The text without the state of parameters that the optimizer lacks."""
+        gone = {*chain(*self._saved.numbers)} - self._order.keys()
+        match node:
+            case {"state": ["dict", *pairs]} if gone:
+                kept = [pair for pair in zip(pairs[::2], pairs[1::2], strict=True) if pair[0] not in gone]
+                return {**node, "state": ["dict", *chain(*kept)]}
+        return node
+
+    def load(self, holder: Any, state: Any) -> None:
+        """Calls load_state_dict with a state that has the saved numbers. torch's own then keeps the saved dtypes."""
+        if self._moved or self.partial:
+            state = self._renumbered(state)
+        if not _has_torchs_load(self._optimizer):
+            holder.load_state_dict(state)
+            return
+        last = state
+
+        # Between the optimizer's own hooks: those before may change the state, those after expect it loaded.
+        def before(_optimizer: Any, given: Any) -> None:
+            nonlocal last
+            last = given
+
+        def after(optimizer: Any) -> None:
+            numbers = chain(*(group["params"] for group in last["param_groups"]))
+            parameters = chain(*(group["params"] for group in optimizer.param_groups))
+            for number, parameter in zip(numbers, parameters, strict=True):
+                saved = last["state"].get(number)
+                if isinstance(saved, dict):
+                    _keep_dtypes(optimizer.state[parameter], saved)
+
+        hooks = [
+            self._optimizer.register_load_state_dict_pre_hook(before),
+            self._optimizer.register_load_state_dict_post_hook(after, prepend=True),
+        ]
+        try:
+            holder.load_state_dict(state)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def at(self, *parts: Any) -> str:
+        path = self.path
+        for part in parts:
+            path = join(path, part_of(part, path))
+        return readable(path)
+
+    def misfits(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        """Why a saved tensor of this name and shape is not its parameter's state; empty if it is, or if nobody knows."""
+        if not name.startswith(self._prefix):
+            return []
+        number, _, key = name[len(self._prefix) :].partition("/")
+        if self._makes is not None and (key not in self._makes or key in _WITHOUT_DIMENSIONS):
+            return []
+        at = self._order.get(int(number)) if number.isdecimal() else None
+        if at is None or shape == (expected := self._parameters[at].shape):
+            return []
+        if self._makes is None:
+            mine = self._own.entries.get(self._numbers[at], {}).get(key)
+            if not expected or getattr(mine, "shape", None) != expected:
+                return []
+        return [f"{readable(name)}: the tree's parameter has the shape {[*expected]}, the checkpoint has {[*shape]}"]
+
+    def compare(self, kind: str | None) -> None:
+        """`kind`: the saved class's name."""
+        own = type(self._optimizer)
+        mark, makes = _CLASSES.get(own.__name__, ("", None))
+        if getattr(sys.modules["torch"].optim, own.__name__, None) is not own:
+            mark, makes = "", None
+        self._makes = makes
+        if kind is not None and kind not in {base.__name__ for base in own.__mro__}:
+            self._contradicts(f"{self.at()}: the tree has {own.__name__}, the checkpoint has the state of {kind}")
+        unmarked = [i for i, group in enumerate(self._saved.groups) if mark and mark not in group]
+        if unmarked and not self.differ:
+            at = self.at("param_groups", unmarked[0])
+            self.differ.append(f"{at}: the tree has {own.__name__}, the checkpoint has a group without {mark}")
+        if not self.differ:
+            self._pair()
+        if not self.differ:
+            self._compare_options({option for option in (makes or {}).values() if option})
+        if not self.differ and any(self._saved.entries.values()):  # Else it was saved before its first step.
+            self._compare_entries()
+
+    # Internal
+
+    def _contradicts(self, text: str) -> None:
+        (self.remarks if self.partial else self.differ).append(text)
+
+    def _pair(self) -> None:
+        """Finds out which saved parameter and group is which of the optimizer's."""
+        own, saved = self._own, self._saved
+        same = [*map(len, own.numbers)] == [*map(len, saved.numbers)]
+        if own.names is not None and saved.names is not None and own.names != saved.names:
+            self._pair_by_name(own.names, saved.names)
+        elif same:
+            self._order = {number: at for at, number in enumerate(chain(*saved.numbers))}
+            self._sources = [*range(len(own.groups))]
+        else:
+            unnamed = [where for where, of in (("the tree", own), ("the checkpoint", saved)) if of.names is None]
+            self.differ.append(
+                f"{self.at()}: the tree has {own}, the checkpoint has {saved}"
+                + f"; strict=False goes by param_names, which {' and '.join(unnamed)} lack: leave it out" * self.partial
+            )
+
+    def _pair_by_name(self, own: list[list[str]], saved: list[list[str]]) -> None:
+        positions = {name: at for at, name in enumerate(chain(*own))}
+        group_of = {name: i for i, names in enumerate(saved) for name in names}
+        if len(positions) < sum(map(len, own)) or len(group_of) < sum(map(len, saved)):
+            self.differ.append(f"{self.at()}: other param_names than the checkpoint's, of which some are the same")
+            return
+        numbers = zip(chain(*self._saved.numbers), chain(*saved), strict=True)
+        self._order = {number: positions[name] for number, name in numbers if name in positions}
+        found = [{group_of[name] for name in names if name in group_of} for names in own]
+        self._sources = [next(iter(groups)) if len(groups) == 1 else None for groups in found]
+        self._moved = True
+        gone = [name for name in group_of if name not in positions]
+        new = [name for name in positions if name not in group_of]
+        if gone:
+            self._contradicts(f"{self.at()}: only the checkpoint has the parameters {listed(gone)}")
+        if new:
+            self._contradicts(
+                f"{self.at()}: only the tree has the parameters {listed(new)}" + ", whose state is new" * self.partial
+            )
+        if None in self._sources or len({*self._sources}) < max(len(own), len(saved)):
+            self._contradicts(
+                f"{self.at()}: the tree has {self._own}, the checkpoint has {self._saved}, grouped otherwise"
+                + "; a group whose parameters come from one group has its options, others keep theirs" * self.partial
+            )
+
+    def _compare_options(self, deciding: set[str]) -> None:
+        for i, source in enumerate(self._sources):
+            for option in sorted(deciding) if source is not None else ():
+                mine, theirs = self._own.groups[i].get(option), self._saved.groups[source or 0].get(option)
+                if bool(mine) != bool(theirs):
+                    at = self.at("param_groups", i, option)
+                    self._contradicts(f"{at}: the tree has {mine}, the checkpoint has {theirs}")
+
+    def _compare_entries(self) -> None:
+        lost, unknown, makes = [], [], self._makes
+        for group, of_group in zip(self._saved.groups, self._saved.numbers, strict=True):
+            if makes is None:
+                wanted = {key for number in of_group for key in self._saved.entries.get(number, ())}
+            else:
+                wanted = {key for key, option in makes.items() if option is None or group.get(option)}
+            for number in of_group:
+                if (at := self._order.get(number)) is None:
+                    continue
+                parameter, mine = self._parameters[at], self._own.entries.get(self._numbers[at], {})
+                if theirs := self._saved.entries.get(number):
+                    for key in wanted:
+                        if theirs.get(key) is None and (makes is not None or mine.get(key) is not None):
+                            self.differ.append(f"{self.at('state', number, key)}: the checkpoint does not have it")
+                elif parameter.requires_grad and mine:
+                    lost.append(at)
+                elif parameter.requires_grad and wanted:
+                    unknown.append(at)
+        if lost:
+            self._contradicts(
+                f"{self.at()}: the tree has state of {self._listed(lost)}, the checkpoint has only that of others"
+                + ": it stays as it is" * self.partial
+            )
+        if unknown:
+            self.remarks.append(
+                f"{self.at()}: the checkpoint has no state of {self._listed(unknown)}, as of what was frozen or had no "
+                "gradient yet: it is new"
+            )
+
+    def _listed(self, positions: list[int]) -> str:
+        names = self._numbers if self._own.names is None else [*chain(*self._own.names)]
+        return ("" if self._own.names is not None else "parameters ") + listed([str(names[at]) for at in positions])
+
+    def _renumbered(self, state: Any) -> Any:
+        """The same with the optimizer's own numbers, groups and names."""
+        theirs = {*chain(*self._saved.numbers)}
+        entries = {key: value for key, value in state["state"].items() if key not in theirs}
+        if self.partial:
+            entries |= self._state["state"]
+        for number, at in self._order.items():
+            if self._saved.entries.get(number):
+                entries[self._numbers[at]] = state["state"][number]
+        groups = []
+        for source, own in zip(self._sources, self._state["param_groups"], strict=True):
+            # One saved group may become two.
+            group = own if source is None else copy.deepcopy(state["param_groups"][source])
+            groups.append({**group, **{key: own[key] for key in ("params", "param_names") if key in own}})
+        return {**state, "state": entries, "param_groups": groups}
+
+
+def _fit(
+    optimizer: Any,
+    state: Any,
+    saved: _State | None,
+    path: str,
+    partial: bool,
+    kind: str | None = None,
+) -> Fit | None:
+    own, torchs = _of_dict(state), _has_torchs_load(optimizer)
+    parameters = [group["params"] for group in optimizer.param_groups]
+    if own is None or [*map(len, own.numbers)] != [*map(len, parameters)]:
+        return None
+    if not torchs and (saved is None or partial):
+        return None  # It may know what to do.
+    if saved is None:
+        return Fit(path, partial, [f"{readable(path)}: the tree has an optimizer, the checkpoint has no state of one"])
+    found = Fit(path, partial, [], [], optimizer, state, own, saved, [*chain(*parameters)])
+    found.compare(kind)
+    return found
+
+
+def fit_text(holder: Any, state: Any, node: Any, path: str, partial: bool, kind: str | None) -> Fit | None:
+    """Compares an optimizer, with its `state`, with the text of the state at `path`, in all but shapes. None for every
+    other object, and for state dicts of another form."""
+    optimizer = optimizer_of(holder)
+    return None if optimizer is None else _fit(optimizer, state, _of_text(node), path, partial, kind)
+
+
+def load_into(holder: Any, state: Any, path: str) -> list[str]:
+    """Loads a state dict into an optimizer, and returns what should be said of that. InvalidArgument if they do not fit."""
+    optimizer, saved = optimizer_of(holder), _of_dict(state)
+    fit = None if optimizer is None else _fit(optimizer, holder.state_dict(), saved, path, False)
+    if fit is None:
+        holder.load_state_dict(state)
+        return []
+    for number, entries in saved.entries.items() if saved is not None else ():
+        for key, value in entries.items():
+            if hasattr(value, "shape"):
+                fit.differ += fit.misfits(fit.at("state", number, key), value.shape)
+    if fit.differ:
+        raise InvalidArgument(f"the optimizer does not match the checkpoint: {listed(fit.differ)}")
+    fit.load(holder, state)
+    return fit.remarks
+
+
+def _keep_dtypes(state: dict[Any, Any], saved: dict[Any, Any]) -> None:
+    """Puts what was saved in place of what load_state_dict has cast. The number of steps may need another dtype."""
+    for key, value in saved.items():
+        if (now := state.get(key)) is not value and key != "step":
+            state[key] = _as_saved(now, value)
+
+
+def _as_saved(now: Any, saved: Any) -> Any:
+    if type(now) is dict and isinstance(saved, dict):
+        _keep_dtypes(now, saved)
+    elif type(now) is type(saved) and isinstance(now, (list, tuple)) and len(now) == len(saved):
+        return type(now)([_as_saved(*both) for both in zip(now, saved, strict=True)])
+    elif hasattr(now, "dtype") and hasattr(saved, "dtype") and now.dtype != saved.dtype and now.shape == saved.shape:
+        return saved.to(now.device)
+    return now

@@ -11,6 +11,8 @@ from typing import Any
 from .._errors import Corrupt, InvalidArgument
 
 MAX_DEPTH = 64  # Levels of one tree.
+_MAX_LISTED = 20  # Names in one message.
+_COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
 _READS_OTHERWISE = re.compile(r"(?:0|-?[1-9][0-9]*|True|False|None|__metadata__)?")
 
 
@@ -53,6 +55,25 @@ def readable(name: str) -> str:
         return "the tree"
     parts = ["_metadata" if part == "~m" else part for part in name.split("/")]
     return "/".join(repr(p.removeprefix("~s").replace("~1", "/").replace("~0", "~")) if "~" in p else p for p in parts)
+
+
+def listed(items: list[str]) -> str:
+    """Names for a message."""
+    more = f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return ", ".join(items[:_MAX_LISTED]) + more
+
+
+def is_compiled(name: str) -> bool:
+    """Whether torch.compile has added to it."""
+    return _COMPILED in name
+
+
+def uncompiled(name: str) -> str:
+    """The name without what torch.compile adds to it."""
+    if _COMPILED not in name:
+        return name
+    parts = [".".join(word for word in part.split(".") if word != _COMPILED) for part in name.split("/")]
+    return "/".join(parts)
 
 
 def is_stateful(value: Any) -> bool:

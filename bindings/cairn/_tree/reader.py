@@ -13,23 +13,24 @@ from typing import Any
 
 from .._errors import Corrupt, InvalidArgument, Unsupported
 from . import values
-from .optimizers import Beside, with_missing_state
+from .optimizers import Beside, Fit
 from .paths import (
     EnumName,
     fields_of,
+    is_compiled,
     is_stateful,
     join,
     kind_name,
+    listed,
     namedtuple_of,
     part_of,
     readable,
+    uncompiled,
 )
 from .values import is_plain
 from .writer import Names, Writer
 
-_MAX_LISTED = 20  # Names in one message.
 _MAX_COLLIDING = 1000  # Keys with one hash: a dict or set of n such takes n * n steps to make.
-_COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
 
 
 # A dict's keys and nodes, the caller's dict, its name -> the caller's tensors that fit, NotImplemented for what the walk
@@ -46,6 +47,8 @@ class Reader:
 
     `_orig_mod` in a name is what torch.compile puts there. A key that differs from the tree's only by that matches it.
 
+    `fit` compares an object and its state with the text of its state: see optimizers.
+
     `find` gives the class of a path where the tree gives none; stand-ins come where it returns None.
     Without it, classes that are imported are used if they fit, and stand-ins otherwise.
     """
@@ -58,6 +61,7 @@ class Reader:
         partial: bool = False,
         find: Callable[[str, str], type | None] | None = None,
         match_all: MatchAll | None = None,
+        fit: Callable[[Any, Any, Any, str], Fit | None] = lambda *_: None,
     ) -> None:
         self._leaf, self._scalar, self._module = leaf, scalar, module
         self._partial, self._stands_in = partial, find is None
@@ -65,10 +69,14 @@ class Reader:
         self._match_all = None if partial else match_all
         self._known = Writer(Names()).kept
         self._optimizer_states: set[str] = set()  # Paths of "state" beside "param_groups".
-        self.loads: list[tuple[Any, Any]] = []
+        self._fit = fit
+        self.fit: Fit | None = None  # Of the optimizer whose state is read.
+        self.loads: list[tuple[Any, Any, Fit | None]] = []
+        self.remarks: list[str] = []
         self.only_stored: list[str] = []
         self.only_tree: list[str] = []
         self.differ: list[str] = []
+        self.unlike: list[str] = []  # Optimizers among those.
 
     def node(self, node: Any, like: Any, name: str, strict: bool) -> Any:
         if type(like) not in self._known and is_stateful(like):
@@ -132,10 +140,15 @@ class Reader:
         """InvalidArgument, with all of them. If partial, a name on one side only is none. `where` names the checkpoint,
         `way_out` is one for dtypes."""
         one_sided = [] if self._partial else self.one_sided()
-        found = one_sided + ([f"{len(self.differ)} that differ: {_listed(self.differ)}"] if self.differ else [])
+        found = one_sided + ([f"{len(self.differ)} that differ: {listed(self.differ)}"] if self.differ else [])
         if found:
             if one_sided:
                 found.append("leave them out of the tree or add them, or restore(..., strict=False) for what both have")
+            if self.unlike and not self._partial:
+                found.append(
+                    f"leave {listed(self.unlike)} out of the tree, or restore(..., strict=False), which matches an "
+                    "optimizer's state by the names of its parameters (param_names)"
+                )
             if way_out:
                 found.append(way_out)
             raise InvalidArgument("\n  ".join([f"the given tree does not match {where}:", *found]))
@@ -143,7 +156,7 @@ class Reader:
     def one_sided(self) -> list[str]:
         """The names on one side only, for messages."""
         return [
-            f"{len(items)} only in the {where}: {_listed(items)}"
+            f"{len(items)} only in the {where}: {listed(items)}"
             for items, where in ((self.only_stored, "checkpoint"), (self.only_tree, "given tree"))
             if items
         ]
@@ -257,16 +270,30 @@ class Reader:
             case _:
                 self._differs(name, like, "no state")
                 return like
-        state = with_missing_state(like, like.state_dict())
-        self.loads.append((like, self.node(inner, state, name, False)))
+        state = like.state_dict()
+        if fit := self._fit(like, state, inner, name):
+            self._optimizer(like, inner, fit)
+            return like
+        self.loads.append((like, self.node(inner, state, name, False), None))
         if self._module and isinstance(like, self._module):
             given = Names()
             Writer(given).node(state, name)
-            saved = {_uncompiled(path): path for path in kinds_in(inner, name)}
-            own = {_uncompiled(path): path for path in given.tensors}
+            saved = {uncompiled(path): path for path in kinds_in(inner, name)}
+            own = {uncompiled(path): path for path in given.tensors}
             self.only_stored += [readable(path) for plain, path in saved.items() if plain not in own]
             self.only_tree += [readable(path) for plain, path in own.items() if plain not in saved]
         return like
+
+    def _optimizer(self, like: Any, inner: Any, fit: Fit) -> None:
+        self.remarks += fit.remarks
+        before = len(self.differ)
+        self.differ += fit.differ
+        if not fit.differ:
+            self.fit = fit
+            self.loads.append((like, self.node(fit.without_gone(inner), fit.along(), fit.path, False), fit))
+            self.fit = None
+        if len(self.differ) > before:
+            self.unlike.append(readable(fit.path))
 
 
 def _holds_dataclass(value: Any) -> bool:
@@ -284,35 +311,22 @@ def _check_spread(keys: list[Any], name: str) -> None:
         raise Corrupt(f"the checkpoint's tree: {readable(name)}: more than {_MAX_COLLIDING} keys have the same hash")
 
 
-def _listed(items: list[str]) -> str:
-    more = f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
-    return ", ".join(items[:_MAX_LISTED]) + more
-
-
-def _uncompiled(name: str) -> str:
-    """The name without what torch.compile adds to it."""
-    if _COMPILED not in name:
-        return name
-    parts = [".".join(word for word in part.split(".") if word != _COMPILED) for part in name.split("/")]
-    return "/".join(parts)
-
-
 def _renamed(stored: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
     """For names of the tree that the checkpoint has only compiled, or only not compiled: the checkpoint's."""
-    if not any(_COMPILED in name for names in (stored, given) for name in names):
+    if not any(map(is_compiled, (*stored, *given))):
         return {}
-    plain = {_uncompiled(name): name for name in stored}
-    return {name: plain[_uncompiled(name)] for name in given if name not in stored and _uncompiled(name) in plain}
+    plain = {uncompiled(name): name for name in stored}
+    return {name: plain[uncompiled(name)] for name in given if name not in stored and uncompiled(name) in plain}
 
 
 def _uncompiled_metadata(stored: Any, given: Any) -> Any:
     """A state dict's `_metadata`, which torch reads by the module's own names."""
     if not (isinstance(stored, dict) and isinstance(given, dict)):
         return stored
-    if not any(_COMPILED in str(name) for names in (stored, given) for name in names):
+    if not any(is_compiled(str(name)) for name in (*stored, *given)):
         return stored
-    plain = {_uncompiled(str(name)): value for name, value in stored.items()}
-    return {name: plain[_uncompiled(name)] for name in given if _uncompiled(name) in plain}
+    plain = {uncompiled(str(name)): value for name, value in stored.items()}
+    return {name: plain[uncompiled(name)] for name in given if uncompiled(name) in plain}
 
 
 def kinds_in(node: Any, name: str) -> dict[str, str]:

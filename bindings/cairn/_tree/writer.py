@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from .._errors import InvalidArgument
 from . import values
 from .arrays import MORE_DTYPES, as_numpy, is_foreign
+from .optimizers import optimizer_of
 from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
 
 _NUMBERS = frozenset({int, float, bool})
@@ -75,6 +76,7 @@ class Writer:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._leaves = 0  # What no set may hold: tensors, arrays, objects and dataclasses.
+        self.optimizers: dict[str, str] = {}  # Their classes, by path.
         self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
@@ -200,6 +202,8 @@ class Writer:
         kind, numpy = type(value), sys.modules.get("numpy")
         if is_stateful(value):
             self._enter(value, name)
+            if (optimizer := optimizer_of(value)) is not None:
+                self.optimizers[name] = type(optimizer).__name__
             node = self.node(self._sink.state_of(value), name)
             self._open.remove(id(value))
             self._leaves += 1
