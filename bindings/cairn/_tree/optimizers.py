@@ -5,8 +5,9 @@ overwritten, and nothing else. Here, before anything is written, the two state d
 
 - **parameters**: their number in each group. Where both sides have names (param_names), these must be the same; state and
   options follow them, in whatever order. Without names state goes by number, as torch has it.
-- **class**: the saved one is the optimizer's or one of its bases. Older checkpoints do not say it. The options that
-  say which class of torch's it was must be there, and those that decide which state there is must agree (amsgrad).
+- **class**: the saved one is the optimizer's, or one of its bases up to torch's. Older checkpoints do not say it. So the
+  options that only some of torch's classes have must be there, or not, and those that decide which state there is must
+  agree (amsgrad).
 - **what there is**: all that torch's classes make, and of other classes what both the optimizer and other parameters in
   the checkpoint have. A parameter without state where others have some is refused if the optimizer has state for it,
   unless it is frozen. A new optimizer cannot tell whether it was frozen, or had no gradient yet, at the save: a warning.
@@ -55,6 +56,7 @@ _CLASSES: dict[str, tuple[str, dict[str, str | None]]] = {
     "SGD": ("dampening", {"momentum_buffer": "momentum"}),
     "SparseAdam": ("betas", {**_ADAM}),
 }
+_MARKS = {mark for mark, _ in _CLASSES.values()}
 _WITHOUT_DIMENSIONS = {"step", "eta", "mu", "mu_product"}
 
 
@@ -80,6 +82,16 @@ def optimizer_of(holder: Any) -> Any:
 
 def _has_torchs_load(optimizer: Any) -> bool:
     return type(optimizer).load_state_dict is sys.modules["torch"].optim.Optimizer.load_state_dict
+
+
+def _names_of(kind: type) -> set[str]:
+    """Of the class and its bases, up to torch's: its AdamW is an Adam too."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        names.add(base.__name__)
+        if base.__module__.startswith("torch."):
+            break
+    return names
 
 
 @dataclass
@@ -252,12 +264,15 @@ class Fit:
         if getattr(sys.modules["torch"].optim, own.__name__, None) is not own:
             mark, makes = "", None
         self._makes = makes
-        if kind is not None and kind not in {base.__name__ for base in own.__mro__}:
+        if kind is not None and kind not in _names_of(own):
             self._contradicts(f"{self.at()}: the tree has {own.__name__}, the checkpoint has the state of {kind}")
-        unmarked = [i for i, group in enumerate(self._saved.groups) if mark and mark not in group]
-        if unmarked and not self.differ:
-            at = self.at("param_groups", unmarked[0])
-            self.differ.append(f"{at}: the tree has {own.__name__}, the checkpoint has a group without {mark}")
+        for i, group in enumerate(self._saved.groups if mark and not self.differ else ()):
+            known = {*self._optimizer.defaults, *self._own.groups[min(i, len(self._own.groups) - 1)]}
+            at = f"{self.at('param_groups', i)}: the tree has {own.__name__}, the checkpoint has a group with"
+            if mark not in group:
+                self.differ.append(f"{at}out {mark}")
+            elif other := sorted(_MARKS & group.keys() - known):
+                self.differ.append(f"{at} {', '.join(other)}")
         if not self.differ:
             self._pair()
         if not self.differ:
