@@ -71,6 +71,7 @@ from ._huggingface.refusals import check_search, check_supported
 from ._huggingface.run import REPLICATED, Run
 from ._huggingface.stop import use_own_stop
 from ._rng import RngState
+from ._tree.optimizers import check_loads
 
 OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
@@ -290,7 +291,12 @@ class TrainerMixin(_Base):
         if run.sharded:
             sharded.load_optimizer(run.checkpointer, run.step, self.model, self.optimizer, run.source)
         else:
-            self.optimizer.load_state_dict(run.take("optimizer"))
+            hooks = check_loads(self.optimizer, "optimizer")
+            try:
+                self.optimizer.load_state_dict(run.take("optimizer"))
+            finally:
+                for hook in hooks:
+                    hook.remove()
         self.lr_scheduler.load_state_dict(run.take("scheduler"))
 
     def _load_scaler(self, checkpoint: str | None) -> None:

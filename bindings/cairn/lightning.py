@@ -33,6 +33,7 @@ from ._lightning.requeue import Requeue
 from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
 from ._lightning.values import check_into
 from ._rng import RngState
+from ._tree.optimizers import check_loads
 
 __all__ = [
     "Callback",
@@ -68,6 +69,7 @@ class Callback(_Callback):
         self._trainer: Any = None
         self._rng: dict[str, Any] | None = None
         self._hooks: list[Any] = []
+        self._states: int | None = None  # How many optimizers' states the checkpoint has that is being restored.
         self._fitting = False  # From on_fit_start on.
         self._loaded: tuple[str, dict[str, Any]] | None = None  # A checkpoint's path and weights, until on_fit_start.
 
@@ -120,6 +122,7 @@ class Callback(_Callback):
             check_into(pl_module, loaded, path, self._io.cast)
         # After this hook Lightning makes the loader's iterator, which draws random numbers; so does a new epoch.
         self._restore_rng()
+        self._check_optimizers(trainer)
         checkpoints = [one for one in trainer.callbacks if isinstance(one, _pl.callbacks.ModelCheckpoint)]
         if any(one.save_last == "link" for one in checkpoints):
             return
@@ -128,6 +131,9 @@ class Callback(_Callback):
         self._io.attach(pl_module)
         if not pl_module.automatic_optimization:
             self._hooks += [one.register_step_pre_hook(self._before_step) for one in trainer.optimizers]
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._states = len(checkpoint["optimizer_states"]) if "optimizer_states" in checkpoint else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # In mid-epoch the uninterrupted run drew no random numbers here. After the last batch a new epoch begins.
@@ -164,7 +170,7 @@ class Callback(_Callback):
             hook.remove()
         for one in trainer.checkpoint_callbacks:
             vars(one).pop("file_exists", None)
-        self._io = self._trainer = self._rng = self._loaded = None
+        self._io = self._trainer = self._rng = self._states = self._loaded = None
         self._fitting = False
         self._hooks = []
 
@@ -182,6 +188,18 @@ class Callback(_Callback):
             self._restore_rng()  # A sharded strategy loads after on_fit_start.
 
     # Internal
+
+    def _check_optimizers(self, trainer: Any) -> None:
+        """Before Lightning gives them their states, one by one; it would leave out what one side has more."""
+        if isinstance(trainer.strategy, Sharded):
+            return
+        optimizers = trainer.strategy.optimizers
+        if self._states not in (None, len(optimizers)):
+            raise InvalidArgument(
+                f"the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of {self._states}"
+            )
+        for i, optimizer in enumerate(optimizers):
+            self._hooks += check_loads(optimizer, f"optimizer_states/{i}")
 
     def _file_exists(self, filepath: str, trainer: Any) -> bool:
         here = self._io.exists(filepath) if self._io is not None and trainer.is_global_zero else False

@@ -156,7 +156,7 @@ def test_ranks_that_save_different_steps_hear_so(worlds: Worlds, root: Path) -> 
     expect_whole(root, 3)
 
 
-def test_a_rank_that_cannot_save_tells_the_others(worlds: Worlds, root: Path) -> None:
+def test_a_rank_that_cannot_save_or_restore_tells_the_others(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
 
     mine, theirs = world.answers("c.save(1, tree(1, rank) | ({'bad': print} if rank == 1 else {})).wait()")
@@ -164,6 +164,18 @@ def test_a_rank_that_cannot_save_tells_the_others(worlds: Worlds, root: Path) ->
     assert "rank 1: InvalidArgument: bad" in mine["message"] and theirs["error"] == "InvalidArgument"
     assert world.all("c.save(2, tree(2, rank)).result()") == [2, 2]
     expect_whole(root, 2)
+
+    world.all("o = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])")
+    assert world.all("c.save(3, tree(3, rank) | {'o': o}).result()") == [3, 3]
+    world.all(
+        "b = blank(rank) | {'o': (torch.optim.SGD if rank else torch.optim.AdamW)([torch.nn.Parameter(torch.ones(3))])}"
+    )
+
+    for rank, answer in enumerate(world.answers("c.restore(b)")):
+        assert answer["error"] == "InvalidArgument" and ("rank 1: " in answer["message"]) == (rank == 0)
+        assert "o: the tree has SGD, the checkpoint has the state of AdamW" in answer["message"]
+
+    assert world.all("float(b['mine'].abs().sum() + b['shared']['w0'].abs().sum())") == [0.0, 0.0]
 
 
 def test_a_rank_that_never_comes_is_named_within_the_deadline(worlds: Worlds, root: Path) -> None:

@@ -159,12 +159,16 @@ def test_what_another_program_saved_is_refused_by_name(tmp_path: Path) -> None:
         a_trainer(tmp_path / "old").train(resume_from_checkpoint=True)
 
 
-def test_a_gradient_scaler_on_one_side_only_is_refused(tmp_path: Path) -> None:
+def test_a_gradient_scaler_on_one_side_only_and_another_optimizer_are_refused(tmp_path: Path) -> None:
     a_trainer(tmp_path).train()
     trainer = a_trainer(tmp_path)
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
     with pytest.raises(cairn.InvalidArgument, match="no gradient scaler, this run has one"):
         trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(
+        cairn.InvalidArgument, match="the tree has Adagrad, the checkpoint has a group without lr_decay"
+    ):
+        a_trainer(tmp_path, optim="adagrad").train(resume_from_checkpoint=True)
 
 
 def test_a_gradient_scaler_is_kept(tmp_path: Path) -> None:

@@ -254,6 +254,36 @@ def test_resumes_bit_exactly_between_epochs(tmp_path: Path, when: str) -> None:
     same(resumed.state_dict(), whole.state_dict())
 
 
+def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path) -> None:
+    class Unlike(Model):
+        def __init__(self, make: Any) -> None:
+            super().__init__()
+            self.make = make
+
+        def configure_optimizers(self) -> Any:
+            return self.make(self)
+
+    fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Model())
+    for make, message in (
+        (
+            lambda m: torch.optim.SGD(m.parameters(), momentum=0.9),
+            "optimizer_states/0/param_groups/0: the tree has SGD",
+        ),
+        (
+            lambda m: torch.optim.AdamW(m.net[0].parameters()),
+            "optimizer_states/0: the tree has 2 parameters in 1 group",
+        ),
+        (
+            lambda m: [torch.optim.AdamW(part.parameters()) for part in (m.net[0], m.net[3])],
+            "has 2 optimizers, the checkpoint has the states of 1",
+        ),
+    ):
+        model = Unlike(make)
+        model.automatic_optimization = False  # Lightning asks for that if there are several.
+        with pytest.raises(cairn.InvalidArgument, match=message):
+            fit(max_epochs=2, model=model, ckpt_path=tmp_path / "one.ckpt")
+
+
 class Color(Enum):
     RED = 1
 

@@ -12,7 +12,7 @@ import cairn
 import pytest
 import torch
 from cairn._tree import plan_restore
-from cairn._tree.optimizers import load_into
+from cairn._tree.optimizers import check_loads
 from torch import nn
 from trees import describe, empty, in_file, restore, same, save
 
@@ -252,7 +252,7 @@ def test_state_that_is_missing() -> None:
     none["state"][1] = {"momentum_buffer": None}
     model, stepped = trained(make)
 
-    assert "o: the tree has state of parameters 1, the checkpoint has only that of others" in refused(
+    assert "o: the tree has state of parameters [1], the checkpoint has only that of others" in refused(
         save({"o": some}), {"o": stepped}
     )
     assert "o/state/2/exp_avg_sq: the checkpoint does not have it" in refused(
@@ -287,14 +287,14 @@ def test_state_that_a_frozen_parameter_never_had(make: Make, caplog: pytest.LogC
         fresh = optim.AdamW(network().parameters())
         checkpointer.restore({"o": fresh})  # It may be that its user has just unfrozen them.
         (record,) = caplog.records
-        assert "o: the checkpoint has no state of parameters 0, 1, as of what was frozen" in record.getMessage()
+        assert "o: the checkpoint has no state of parameters [0, 1], as of what was frozen" in record.getMessage()
         assert same(fresh.state_dict(), optimizer.state_dict())
-    assert "the tree has state of parameters 0, 1" in refused(saved, {"o": trained(optim.AdamW)[1]})
+    assert "the tree has state of parameters [0, 1]" in refused(saved, {"o": trained(optim.AdamW)[1]})
     # Then it is said how to go on.
     _, stepped = trained(optim.AdamW)
     before = stepped.state_dict()["state"][0]["exp_avg"].clone()
     (remark,) = in_part(saved, {"o": stepped})
-    assert "the tree has state of parameters 0, 1" in remark and "stays as it is" in remark
+    assert "the tree has state of parameters [0, 1]" in remark and "stays as it is" in remark
     after = stepped.state_dict()["state"]
     assert torch.equal(after[0]["exp_avg"], before) and torch.equal(after[2]["exp_avg"], saved[1]["o/state/2/exp_avg"])
     # torch makes no state where there is no momentum, and LBFGS keeps all of it with the first parameter.
@@ -415,14 +415,26 @@ def test_without_names_a_changed_optimizer_is_refused_in_part_too() -> None:
     assert in_part(saved, {"o": optim.AdamW(network().parameters())}) == []
 
 
-def test_a_state_dict_that_a_plugin_loads() -> None:
-    model, optimizer = trained(Master)
+def test_a_state_dict_that_a_plugin_loads(caplog: pytest.LogCaptureFixture) -> None:
     step(model := network(dtype=torch.bfloat16), optimizer := Master(model.parameters()))
     target = Master(network(dtype=torch.bfloat16).parameters())
-    assert load_into(target, optimizer.state_dict(), "optimizer") == []
+    check_loads(target, "states/0")
+    target.load_state_dict(optimizer.state_dict())
     assert same(target.state_dict(), optimizer.state_dict())
+    step(model := network(), optimizer := of_names(model, "ab"))
+    target = of_names(network(), "ba")
+    hooks = check_loads(target, "states/0")
+    target.load_state_dict(optimizer.state_dict())
+    assert moments(target) == moments(optimizer)
     state = trained(optim.AdamW, size=8)[1].state_dict()
     with pytest.raises(
-        cairn.InvalidArgument, match=r"optimizer/state/0/exp_avg: the tree's parameter has the shape \[4, 4\]"
+        cairn.InvalidArgument, match=r"states/0/state/0/exp_avg: the tree's parameter has the shape \[3, 3\]"
     ):
-        load_into(optim.AdamW(network(4).parameters()), state, "optimizer")
+        target.load_state_dict(state)
+    for hook in hooks:
+        hook.remove()
+    target.load_state_dict(state)
+    del state["state"][1]
+    check_loads(target := optim.AdamW(network(8).parameters()), "states/0")
+    target.load_state_dict(state)
+    assert "states/0: the checkpoint has no state of parameters [1]" in caplog.text

@@ -11,7 +11,7 @@ overwritten, and nothing else. Here, before anything is written, the two state d
 - **what there is**: all that torch's classes make, and of other classes what both the optimizer and other parameters in
   the checkpoint have. A parameter without state where others have some is refused if the optimizer has state for it,
   unless it is frozen. A new optimizer cannot tell whether it was frozen, or had no gradient yet, at the save: a warning.
-- **shapes**: what torch's classes make in their parameter's shape (`_CLASSES`), and of other classes what has that shape in
+- **shapes**: what torch's classes make in their parameter's shape (`CLASSES`), and of other classes what has that shape in
   the optimizer, has it in the checkpoint. All else goes to load_state_dict as it is: Adafactor's rows, LBFGS's history,
   the first state of optimizers that flatten, project or quantise.
 
@@ -26,38 +26,28 @@ as there is state.
 from __future__ import annotations
 
 import copy
+import logging
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from .._errors import InvalidArgument
 from .._protect import inner_optimizer
-from .paths import join, listed, part_of, readable, uncompiled
+from .optimizer_states import (
+    CLASSES,
+    MARKS,
+    WITHOUT_DIMENSIONS,
+    State,
+    has_torchs_load,
+    keep_dtypes,
+    names_of,
+    of_dict,
+    of_text,
+)
+from .paths import join, listed, part_of, readable
 
-_ADAM = {"step": None, "exp_avg": None, "exp_avg_sq": None}
-# torch's classes: an option that each has had from the beginning, and no class with other state has; and what it makes
-# for each parameter, with the option without which it does not.
-_CLASSES: dict[str, tuple[str, dict[str, str | None]]] = {
-    "Adadelta": ("rho", {"step": None, "square_avg": None, "acc_delta": None}),
-    "Adafactor": ("beta2_decay", {"step": None}),
-    "Adagrad": ("lr_decay", {"step": None, "sum": None}),
-    "Adam": ("amsgrad", {**_ADAM, "max_exp_avg_sq": "amsgrad"}),
-    "AdamW": ("amsgrad", {**_ADAM, "max_exp_avg_sq": "amsgrad"}),
-    "Adamax": ("betas", {"step": None, "exp_avg": None, "exp_inf": None}),
-    "ASGD": ("lambd", {"step": None, "eta": None, "mu": None, "ax": None}),
-    "LBFGS": ("history_size", {}),
-    "Muon": ("ns_steps", {"momentum_buffer": None}),
-    "NAdam": ("momentum_decay", {**_ADAM, "mu_product": None}),
-    "RAdam": ("betas", {**_ADAM}),
-    "RMSprop": ("alpha", {"step": None, "square_avg": None, "momentum_buffer": "momentum", "grad_avg": "centered"}),
-    "Rprop": ("etas", {"step": None, "prev": None, "step_size": None}),
-    "SGD": ("dampening", {"momentum_buffer": "momentum"}),
-    "SparseAdam": ("betas", {**_ADAM}),
-}
-_MARKS = {mark for mark, _ in _CLASSES.values()}
-_WITHOUT_DIMENSIONS = {"step", "eta", "mu", "mu_product"}
+_log = logging.getLogger("cairn")
 
 
 class Beside:
@@ -69,91 +59,14 @@ class Beside:
 
     def device_of(self, name: str) -> Any:
         """The device of the tensor of this name; None for the usual one."""
-        return (
-            None if name.endswith("/step") else self.device
-        )  # load_state_dict leaves the number of steps where it is.
+        # load_state_dict leaves the number of steps where it is.
+        return None if name.endswith("/step") else self.device
 
 
 def optimizer_of(holder: Any) -> Any:
     """The torch optimizer that this is, or wraps; None if it is none."""
     torch = sys.modules.get("torch")
     return inner_optimizer(holder) if torch is not None and isinstance(holder, torch.optim.Optimizer) else None
-
-
-def _has_torchs_load(optimizer: Any) -> bool:
-    return type(optimizer).load_state_dict is sys.modules["torch"].optim.Optimizer.load_state_dict
-
-
-def _names_of(kind: type) -> set[str]:
-    """Of the class and its bases, up to torch's: its AdamW is an Adam too."""
-    names: set[str] = set()
-    for base in kind.__mro__:
-        names.add(base.__name__)
-        if base.__module__.startswith("torch."):
-            break
-    return names
-
-
-@dataclass
-class _State:
-    """A state dict of torch's form, as far as it is compared."""
-
-    groups: list[Mapping[str, Any]]
-    numbers: list[list[Any]]  # Of each group's parameters.
-    names: list[list[str]] | None  # Likewise.
-    entries: dict[Any, Mapping[Any, Any]]  # Of each parameter.
-
-    @staticmethod
-    def of(state: Any, mapping: Callable[[Any], Any], sequence: Callable[[Any], Any]) -> _State | None:
-        """None if it has another form. `mapping` and `sequence` return a dict's and a list's contents, or raise TypeError."""
-        try:
-            top = mapping(state)
-            groups = [mapping(group) for group in sequence(top["param_groups"])]
-            numbers = [[*sequence(group["params"])] for group in groups]
-            names = None
-            if groups and all(group.get("param_names") is not None for group in groups):
-                names = [[*map(uncompiled, sequence(group["param_names"]))] for group in groups]
-            known = {*chain(*numbers)}
-            held = {number: mapping(entries) for number, entries in mapping(top["state"]).items() if number in known}
-        except (KeyError, TypeError, ValueError):
-            return None
-        if names is not None and [*map(len, names)] != [*map(len, numbers)]:
-            names = None
-        return _State(groups, numbers, names, held)
-
-    def __str__(self) -> str:
-        sizes = [*map(len, self.numbers)]
-        return f"{sum(sizes)} parameters in {len(sizes)} group{'s' * (len(sizes) != 1)} ({', '.join(map(str, sizes))})"
-
-
-def _of_dict(state: Any) -> _State | None:
-    def expect(kind: Any) -> Callable[[Any], Any]:
-        def checked(value: Any) -> Any:
-            if not isinstance(value, kind):
-                raise TypeError
-            return value
-
-        return checked
-
-    return _State.of(state, expect(Mapping), expect((list, tuple)))
-
-
-def _of_text(node: Any) -> _State | None:
-    def mapping(node: Any) -> dict[Any, Any]:
-        match node:
-            case dict():
-                return node
-            case ["dict", *rest] | ["odict", _, *rest]:
-                return dict(zip(rest[::2], rest[1::2], strict=True))
-        raise TypeError
-
-    def sequence(node: Any) -> list[Any]:
-        match node:
-            case ["list" | "tuple", *rest]:
-                return rest
-        raise TypeError
-
-    return _State.of(node, mapping, sequence)
 
 
 @dataclass
@@ -166,13 +79,13 @@ class Fit:
     remarks: list[str] = field(default_factory=list)
     _optimizer: Any = None
     _state: Any = None  # The optimizer's state dict.
-    _own: _State = field(default_factory=lambda: _State([], [], None, {}))
-    _saved: _State = field(default_factory=lambda: _State([], [], None, {}))
+    _own: State = field(default_factory=lambda: State([], [], None, {}))
+    _saved: State = field(default_factory=lambda: State([], [], None, {}))
     _parameters: list[Any] = field(default_factory=list)
     _order: dict[Any, int] = field(default_factory=dict)  # A saved number -> the parameter's position.
     _sources: list[int | None] = field(default_factory=list)  # Which saved group has the options of each group.
     _moved: bool = False
-    _makes: dict[str, str | None] | None = None  # Of _CLASSES, if it is one of them.
+    _makes: dict[str, str | None] | None = None  # Of CLASSES, if it is one of them.
 
     def __post_init__(self) -> None:
         self._numbers = [*chain(*self._own.numbers)]
@@ -181,7 +94,7 @@ class Fit:
     def along(self) -> dict[str, Any]:
         """The optimizer's state dict, with the saved numbers, to read the checkpoint's along it."""
         held, numbers = self._state["state"], self._numbers
-        torchs = _has_torchs_load(self._optimizer)  # Another one may want the state elsewhere, such as on the CPU.
+        torchs = has_torchs_load(self._optimizer)  # Another one may want the state elsewhere, such as on the CPU.
         like = {
             number: held[numbers[at]] if numbers[at] in held else Beside(self._parameters[at], torchs)
             for number, at in self._order.items()
@@ -205,30 +118,8 @@ class Fit:
 
     def load(self, holder: Any, state: Any) -> None:
         """Calls load_state_dict with a state that has the saved numbers. torch's own then keeps the saved dtypes."""
-        if self._moved or self.partial:
-            state = self._renumbered(state)
-        if not _has_torchs_load(self._optimizer):
-            holder.load_state_dict(state)
-            return
-        last = state
-
-        # Between the optimizer's own hooks: those before may change the state, those after expect it loaded.
-        def before(_optimizer: Any, given: Any) -> None:
-            nonlocal last
-            last = given
-
-        def after(optimizer: Any) -> None:
-            numbers = chain(*(group["params"] for group in last["param_groups"]))
-            parameters = chain(*(group["params"] for group in optimizer.param_groups))
-            for number, parameter in zip(numbers, parameters, strict=True):
-                saved = last["state"].get(number)
-                if isinstance(saved, dict):
-                    _keep_dtypes(optimizer.state[parameter], saved)
-
-        hooks = [
-            self._optimizer.register_load_state_dict_pre_hook(before),
-            self._optimizer.register_load_state_dict_post_hook(after, prepend=True),
-        ]
+        state = self.renumbered(state)
+        hooks = keep_dtypes(self._optimizer) if has_torchs_load(self._optimizer) else []
         try:
             holder.load_state_dict(state)
         finally:
@@ -246,7 +137,7 @@ class Fit:
         if not name.startswith(self._prefix):
             return []
         number, _, key = name[len(self._prefix) :].partition("/")
-        if self._makes is not None and (key not in self._makes or key in _WITHOUT_DIMENSIONS):
+        if self._makes is not None and (key not in self._makes or key in WITHOUT_DIMENSIONS):
             return []
         at = self._order.get(int(number)) if number.isdecimal() else None
         if at is None or shape == (expected := self._parameters[at].shape):
@@ -260,18 +151,18 @@ class Fit:
     def compare(self, kind: str | None) -> None:
         """`kind`: the saved class's name."""
         own = type(self._optimizer)
-        mark, makes = _CLASSES.get(own.__name__, ("", None))
+        mark, makes = CLASSES.get(own.__name__, ("", None))
         if getattr(sys.modules["torch"].optim, own.__name__, None) is not own:
             mark, makes = "", None
         self._makes = makes
-        if kind is not None and kind not in _names_of(own):
+        if kind is not None and kind not in names_of(own):
             self._contradicts(f"{self.at()}: the tree has {own.__name__}, the checkpoint has the state of {kind}")
         for i, group in enumerate(self._saved.groups if mark and not self.differ else ()):
             known = {*self._optimizer.defaults, *self._own.groups[min(i, len(self._own.groups) - 1)]}
             at = f"{self.at('param_groups', i)}: the tree has {own.__name__}, the checkpoint has a group with"
             if mark not in group:
                 self.differ.append(f"{at}out {mark}")
-            elif other := sorted(_MARKS & group.keys() - known):
+            elif other := sorted(MARKS & group.keys() - known):
                 self.differ.append(f"{at} {', '.join(other)}")
         if not self.differ:
             self._pair()
@@ -365,11 +256,15 @@ class Fit:
             )
 
     def _listed(self, positions: list[int]) -> str:
-        names = self._numbers if self._own.names is None else [*chain(*self._own.names)]
-        return ("" if self._own.names is not None else "parameters ") + listed([str(names[at]) for at in positions])
+        if self._own.names is None:
+            return f"parameters [{listed([str(self._numbers[at]) for at in positions])}]"
+        names = [*chain(*self._own.names)]
+        return listed([names[at] for at in positions])
 
-    def _renumbered(self, state: Any) -> Any:
-        """The same with the optimizer's own numbers, groups and names."""
+    def renumbered(self, state: Any) -> Any:
+        """A state that has the saved numbers, with the optimizer's own numbers, groups and names."""
+        if not self._moved and not self.partial:
+            return state
         theirs = {*chain(*self._saved.numbers)}
         entries = {key: value for key, value in state["state"].items() if key not in theirs}
         if self.partial:
@@ -388,12 +283,12 @@ class Fit:
 def _fit(
     optimizer: Any,
     state: Any,
-    saved: _State | None,
+    saved: State | None,
     path: str,
     partial: bool,
     kind: str | None = None,
 ) -> Fit | None:
-    own, torchs = _of_dict(state), _has_torchs_load(optimizer)
+    own, torchs = of_dict(state), has_torchs_load(optimizer)
     parameters = [group["params"] for group in optimizer.param_groups]
     if own is None or [*map(len, own.numbers)] != [*map(len, parameters)]:
         return None
@@ -410,38 +305,30 @@ def fit_text(holder: Any, state: Any, node: Any, path: str, partial: bool, kind:
     """Compares an optimizer, with its `state`, with the text of the state at `path`, in all but shapes. None for every
     other object, and for state dicts of another form."""
     optimizer = optimizer_of(holder)
-    return None if optimizer is None else _fit(optimizer, state, _of_text(node), path, partial, kind)
+    return None if optimizer is None else _fit(optimizer, state, of_text(node), path, partial, kind)
 
 
-def load_into(holder: Any, state: Any, path: str) -> list[str]:
-    """Loads a state dict into an optimizer, and returns what should be said of that. InvalidArgument if they do not fit."""
-    optimizer, saved = optimizer_of(holder), _of_dict(state)
-    fit = None if optimizer is None else _fit(optimizer, holder.state_dict(), saved, path, False)
-    if fit is None:
-        holder.load_state_dict(state)
+def check_loads(holder: Any, path: str) -> list[Any]:
+    """From now on torch's load_state_dict, of an optimizer or what wraps one, raises InvalidArgument for a state that does
+    not fit, before it changes anything, and keeps the saved dtypes. Returns the hooks, to be removed. `path` is what
+    messages call the state."""
+    optimizer = optimizer_of(holder)
+    if optimizer is None or not has_torchs_load(optimizer):
         return []
-    for number, entries in saved.entries.items() if saved is not None else ():
-        for key, value in entries.items():
-            if hasattr(value, "shape"):
-                fit.differ += fit.misfits(fit.at("state", number, key), value.shape)
-    if fit.differ:
-        raise InvalidArgument(f"the optimizer does not match the checkpoint: {listed(fit.differ)}")
-    fit.load(holder, state)
-    return fit.remarks
 
+    def check(_optimizer: Any, state: Any) -> Any:
+        saved = of_dict(state)
+        fit = _fit(optimizer, optimizer.state_dict(), saved, path, False)
+        if fit is None:
+            return None
+        for number, entries in saved.entries.items() if saved is not None else ():
+            for key, value in entries.items():
+                if hasattr(value, "shape"):
+                    fit.differ += fit.misfits(f"{path}/state/{number}/{key}", value.shape)
+        if fit.differ:
+            raise InvalidArgument(f"the optimizer does not match the checkpoint: {listed(fit.differ)}")
+        for remark in fit.remarks:
+            _log.warning("%s", remark)
+        return fit.renumbered(state)
 
-def _keep_dtypes(state: dict[Any, Any], saved: dict[Any, Any]) -> None:
-    """Puts what was saved in place of what load_state_dict has cast. The number of steps may need another dtype."""
-    for key, value in saved.items():
-        if (now := state.get(key)) is not value and key != "step":
-            state[key] = _as_saved(now, value)
-
-
-def _as_saved(now: Any, saved: Any) -> Any:
-    if type(now) is dict and isinstance(saved, dict):
-        _keep_dtypes(now, saved)
-    elif type(now) is type(saved) and isinstance(now, (list, tuple)) and len(now) == len(saved):
-        return type(now)([_as_saved(*both) for both in zip(now, saved, strict=True)])
-    elif hasattr(now, "dtype") and hasattr(saved, "dtype") and now.dtype != saved.dtype and now.shape == saved.shape:
-        return saved.to(now.device)
-    return now
+    return [optimizer.register_load_state_dict_pre_hook(check), *keep_dtypes(optimizer)]

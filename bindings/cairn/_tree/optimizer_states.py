@@ -1,0 +1,151 @@
+"""What torch's optimizers keep of each parameter, and state dicts of their form. See optimizers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from .paths import uncompiled
+
+_ADAM = {"step": None, "exp_avg": None, "exp_avg_sq": None}
+# torch's classes: an option that each has had from the beginning, and no class with other state has; and what it makes
+# for each parameter, with the option without which it does not.
+CLASSES: dict[str, tuple[str, dict[str, str | None]]] = {
+    "Adadelta": ("rho", {"step": None, "square_avg": None, "acc_delta": None}),
+    "Adafactor": ("beta2_decay", {"step": None}),
+    "Adagrad": ("lr_decay", {"step": None, "sum": None}),
+    "Adam": ("amsgrad", {**_ADAM, "max_exp_avg_sq": "amsgrad"}),
+    "AdamW": ("amsgrad", {**_ADAM, "max_exp_avg_sq": "amsgrad"}),
+    "Adamax": ("betas", {"step": None, "exp_avg": None, "exp_inf": None}),
+    "ASGD": ("lambd", {"step": None, "eta": None, "mu": None, "ax": None}),
+    "LBFGS": ("history_size", {}),
+    "Muon": ("ns_steps", {"momentum_buffer": None}),
+    "NAdam": ("momentum_decay", {**_ADAM, "mu_product": None}),
+    "RAdam": ("betas", {**_ADAM}),
+    "RMSprop": ("alpha", {"step": None, "square_avg": None, "momentum_buffer": "momentum", "grad_avg": "centered"}),
+    "Rprop": ("etas", {"step": None, "prev": None, "step_size": None}),
+    "SGD": ("dampening", {"momentum_buffer": "momentum"}),
+    "SparseAdam": ("betas", {**_ADAM}),
+}
+MARKS = {mark for mark, _ in CLASSES.values()}
+WITHOUT_DIMENSIONS = {"step", "eta", "mu", "mu_product"}
+
+
+def has_torchs_load(optimizer: Any) -> bool:
+    return type(optimizer).load_state_dict is sys.modules["torch"].optim.Optimizer.load_state_dict
+
+
+def names_of(kind: type) -> set[str]:
+    """Of the class and its bases, up to torch's: its AdamW is an Adam too."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        names.add(base.__name__)
+        if base.__module__.startswith("torch."):
+            break
+    return names
+
+
+@dataclass
+class State:
+    """A state dict of torch's form, as far as it is compared."""
+
+    groups: list[Mapping[str, Any]]
+    numbers: list[list[Any]]  # Of each group's parameters.
+    names: list[list[str]] | None  # Likewise.
+    entries: dict[Any, Mapping[Any, Any]]  # Of each parameter.
+
+    @staticmethod
+    def of(state: Any, mapping: Callable[[Any], Any], sequence: Callable[[Any], Any]) -> State | None:
+        """None if it has another form. `mapping` and `sequence` return a dict's and a list's contents, or raise TypeError."""
+        try:
+            top = mapping(state)
+            groups = [mapping(group) for group in sequence(top["param_groups"])]
+            numbers = [[*sequence(group["params"])] for group in groups]
+            names = None
+            if groups and all(group.get("param_names") is not None for group in groups):
+                names = [[*map(uncompiled, sequence(group["param_names"]))] for group in groups]
+            known = {*chain(*numbers)}
+            held = {number: mapping(entries) for number, entries in mapping(top["state"]).items() if number in known}
+        except (KeyError, TypeError, ValueError):
+            return None
+        if names is not None and [*map(len, names)] != [*map(len, numbers)]:
+            names = None
+        return State(groups, numbers, names, held)
+
+    def __str__(self) -> str:
+        sizes = [*map(len, self.numbers)]
+        return f"{sum(sizes)} parameters in {len(sizes)} group{'s' * (len(sizes) != 1)} ({', '.join(map(str, sizes))})"
+
+
+def of_dict(state: Any) -> State | None:
+    def expect(kind: Any) -> Callable[[Any], Any]:
+        def checked(value: Any) -> Any:
+            if not isinstance(value, kind):
+                raise TypeError
+            return value
+
+        return checked
+
+    return State.of(state, expect(Mapping), expect((list, tuple)))
+
+
+def of_text(node: Any) -> State | None:
+    def mapping(node: Any) -> dict[Any, Any]:
+        match node:
+            case dict():
+                return node
+            case ["dict", *rest] | ["odict", _, *rest]:
+                return dict(zip(rest[::2], rest[1::2], strict=True))
+        raise TypeError
+
+    def sequence(node: Any) -> list[Any]:
+        match node:
+            case ["list" | "tuple", *rest]:
+                return rest
+        raise TypeError
+
+    return State.of(node, mapping, sequence)
+
+
+def keep_dtypes(optimizer: Any) -> list[Any]:
+    """Hooks between the optimizer's own: those before may change the state, those after expect it loaded."""
+    last: Any = None
+
+    def before(_optimizer: Any, given: Any) -> None:
+        nonlocal last
+        last = given
+
+    def after(_optimizer: Any) -> None:
+        nonlocal last
+        numbers = chain(*(group["params"] for group in last["param_groups"]))
+        parameters = chain(*(group["params"] for group in optimizer.param_groups))
+        for number, parameter in zip(numbers, parameters, strict=True):
+            saved = last["state"].get(number)
+            if isinstance(saved, dict):
+                _put_back(optimizer.state[parameter], saved)
+        last = None
+
+    return [
+        optimizer.register_load_state_dict_pre_hook(before),
+        optimizer.register_load_state_dict_post_hook(after, prepend=True),
+    ]
+
+
+def _put_back(state: dict[Any, Any], saved: dict[Any, Any]) -> None:
+    """Puts what was saved in place of what load_state_dict has cast. The number of steps may need another dtype."""
+    for key, value in saved.items():
+        if (now := state.get(key)) is not value and key != "step":
+            state[key] = _as_saved(now, value)
+
+
+def _as_saved(now: Any, saved: Any) -> Any:
+    if type(now) is dict and isinstance(saved, dict):
+        _put_back(now, saved)
+    elif type(now) is type(saved) and isinstance(now, (list, tuple)) and len(now) == len(saved):
+        return type(now)([_as_saved(*both) for both in zip(now, saved, strict=True)])
+    elif hasattr(now, "dtype") and hasattr(saved, "dtype") and now.dtype != saved.dtype and now.shape == saved.shape:
+        return saved.to(now.device)
+    return now
