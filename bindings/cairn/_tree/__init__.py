@@ -37,7 +37,7 @@ Names are injective: two leaves never share one.
 Where no tree is given to restore into (cairn.dcp), a class is "module:Class", for Enum members and namedtuples too (2).
 
 Beside "tree", "optimizers" has the class of each torch optimizer, by its path: `{"optimizer":"AdamW"}`. Readers that do not
-know it leave it out.
+know it ignore it.
 
 KEY is null, a bool, an int (`["int","0x..."]` too) or a str. Order of dicts is kept. Everything else is refused.
 """
