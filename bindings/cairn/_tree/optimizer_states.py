@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from .._errors import counted
 from .paths import uncompiled
 
 _ADAM = {"step": None, "exp_avg": None, "exp_avg_sq": None}
@@ -77,7 +78,8 @@ class State:
 
     def __str__(self) -> str:
         sizes = [*map(len, self.numbers)]
-        return f"{sum(sizes)} parameters in {len(sizes)} group{'s' * (len(sizes) != 1)} ({', '.join(map(str, sizes))})"
+        of = f" ({', '.join(map(str, sizes))})" if len(sizes) > 1 else ""
+        return f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'group')}{of}"
 
 
 def of_dict(state: Any) -> State | None:
