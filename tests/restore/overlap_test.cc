@@ -135,6 +135,21 @@ TEST_F(RandomOverlaps, SmallOnesAreFoundAmongRods) {
   }
 }
 
+// More boxes than are compared in pairs, and few enough that an overlap hangs on a single begin or end of one half.
+TEST_F(RandomOverlaps, OneBoxTooManyIsFoundAmongSmallRods) {
+  for (int round = 0; round < 5000; ++round) {
+    const auto dimensions = static_cast<std::size_t>(Draw(2, 4));
+    const std::int64_t size = Draw(6, 16);
+    Pieces pieces = ThrowRods(dimensions, size, static_cast<int>(Draw(20, 80)));
+    const SavedPiece more = ThrowRods(dimensions, size, 1).front();
+    if (std::any_of(pieces.begin(), pieces.end(), [&](const auto& p) { return p.box == more.box; })) continue;
+
+    pieces.insert(pieces.begin() + Draw(0, static_cast<std::int64_t>(pieces.size())), more);
+
+    ExpectFoundIn(pieces);
+  }
+}
+
 // Steps and risers: along either dimension most boxes begin before earlier ones end.
 Pieces Staircase(std::int64_t count) {
   Pieces pieces;
