@@ -19,12 +19,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from .._checkpointer import Checkpointer
 from .._errors import Corrupt
 from .._save import Save
+from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
 from .items import Items, check_storable
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
-from .writer import _copied, _items_of_state
+from .writer import _items_of_state
 
 
 def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], *, replace: bool = False) -> Save:
@@ -35,8 +36,9 @@ def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], 
     """
 
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
-        taken = {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in state.items()}
-        return taken, {}
+        keys, values = items_of(state, "")
+        taken = [value.state_dict() if hasattr(value, "state_dict") else value for value in values]
+        return dict(zip(keys, taken, strict=True)), {}
 
     return start_save_of(checkpointer, step, gather, replace=replace)
 
@@ -55,7 +57,7 @@ def start_save_of(
     def items() -> Items:
         state, values = gather()
         planner = DefaultSavePlanner()
-        planner.set_up_planner(_copied(state), None, checkpointer.rank == 0)
+        planner.set_up_planner(copied(state), None, checkpointer.rank == 0)
         found = _items_of_state(planner, SavePlanner())
         if checkpointer.rank == 0:
             for name, value in values.items():

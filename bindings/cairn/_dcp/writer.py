@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument, Unsupported, counted
 from .._save import Save
+from .._tree.taken import copied
 from .._tree.tensors import TensorCollector
 from .items import (
     Items,
@@ -114,7 +115,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         given: dict[str, Any] = {}
 
         def held() -> Items:
-            given.update(_copied(state_dict))
+            given.update(copied(state_dict))
             planner = DefaultSavePlanner()
             planner.set_up_planner(given, None, self._checkpointer.rank == 0)
             self._staged = _items_of_state(planner, self._planner)
@@ -264,13 +265,6 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
                     "another: use dcp.save"
                 )
-
-
-def _copied(value: Any) -> Any:
-    """New dicts and lists with the same contents."""
-    if isinstance(value, Mapping):
-        return {key: _copied(child) for key, child in value.items()}
-    return [_copied(child) for child in value] if isinstance(value, list) else value
 
 
 def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:

@@ -17,6 +17,7 @@ from . import values
 from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .optimizers import optimizer_of
 from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
+from .taken import elements_of, items_of
 
 _NUMBERS = frozenset({int, float, bool})
 _TEXT = frozenset({str})
@@ -156,12 +157,13 @@ class Writer:
 
     def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
         self._enter(value, name)
-        keys, children = [*value], [*value.values()]
+        keys, children = items_of(value, name)
         # In C++ if possible, which it is for str keys alone: there may be 100,000 tensors, and the caller waits.
         text, as_object = self._sink.add_all(keys, children, name, bool(head), self.node), not head
         if text is None:
             as_object = as_object and _TEXT.issuperset(map(type, keys))
-            nodes = [self.node(child, join(name, part_of(key, name))) for key, child in value.items()]
+            named = zip(keys, children, strict=True)
+            nodes = [self.node(child, join(name, part_of(key, name))) for key, child in named]
             texts = map(_quote, keys) if as_object else [self.node(key, name) for key in keys]
             text = ",".join(map(":".join if as_object else ",".join, zip(texts, nodes, strict=True)))
         self._open.remove(id(value))
@@ -172,11 +174,12 @@ class Writer:
         return self._mapping(f'"odict",{self.node(metadata, join(name, "~m"))}', value, name)
 
     def _sequence(self, tag: str, value: Iterable[Any], name: str) -> str:
-        if _NUMBERS.issuperset(map(type, value)):
-            return f"[{','.join((_quote(tag), *[self.node(child, name) for child in value]))}]"
+        children = elements_of(value, name)
+        if _NUMBERS.issuperset(map(type, children)):
+            return f"[{','.join((_quote(tag), *[self.node(child, name) for child in children]))}]"
         self._enter(value, name)
         prefix = f"{name}/" if name else ""
-        nodes = [self.node(child, f"{prefix}{i}") for i, child in enumerate(value)]
+        nodes = [self.node(child, f"{prefix}{i}") for i, child in enumerate(children)]
         self._open.remove(id(value))
         return f"[{','.join((_quote(tag), *nodes))}]"
 
@@ -185,13 +188,13 @@ class Writer:
         return self._later(f"{head},{'null' if value.maxlen is None else value.maxlen}{nodes[len(head) :]}")
 
     def _set(self, tag: str, value: Iterable[Any], name: str) -> str:
-        before = self._leaves
-        nodes = [self.node(child, join(name, str(i))) for i, child in enumerate(value)]
+        before, children = self._leaves, elements_of(value, name)
+        nodes = [self.node(child, join(name, str(i))) for i, child in enumerate(children)]
         if self._leaves != before:
             raise InvalidArgument(
                 f"{readable(name)}: tensors, objects and dataclasses cannot be kept in a set; use a list"
             )
-        if own := [child for child in value if values.is_hashed_by_code(child)]:
+        if own := [child for child in children if values.is_hashed_by_code(child)]:
             raise InvalidArgument(
                 f"{readable(name)}: {kind_name(own[0])} cannot be kept in a set, because its hash is code of its class, "
                 "and loading runs none; use a list"
