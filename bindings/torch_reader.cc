@@ -1,6 +1,8 @@
 #include "torch_reader.h"
 
-#include <array>
+#include <dlfcn.h>
+
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -120,7 +122,8 @@ TorchReader::TorchReader(py::type tensor, py::type parameter, const py::dict& dt
       parameter_(std::move(parameter)),
       is_neg_(tensor_, "is_neg"),
       is_conj_(tensor_, "is_conj"),
-      untyped_storage_(tensor_, "untyped_storage") {
+      untyped_storage_(tensor_, "untyped_storage"),
+      offset_(tensor_, "storage_offset") {
   for (const auto& [dtype, name] : dtypes) {
     if (const std::optional<DType> known = DTypeFromName(py::cast<std::string>(name))) {
       dtypes_.emplace_back(py::reinterpret_borrow<py::object>(dtype), *known);
@@ -131,19 +134,35 @@ TorchReader::TorchReader(py::type tensor, py::type parameter, const py::dict& dt
   if (Py_IS_TYPE(version_.ptr(), &PyGetSetDescr_Type)) {
     get_version_ = reinterpret_cast<const PyGetSetDescrObject*>(version_.ptr())->d_getset;
   }
+  FindTorchCalls();
 }
 
-std::uint64_t TorchReader::Room(py::handle tensor, const void* data) const {
-  const auto call = [](py::handle of, const py::str& method) {
-    return py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(of.ptr(), method.ptr()));
-  };
-  const py::object storage = untyped_storage_(tensor);
-  const py::object begin = storage ? call(storage, data_ptr_) : py::object();
-  const py::object bytes = begin ? call(storage, nbytes_) : py::object();
-  const std::uint64_t end = bytes ? PyLong_AsUnsignedLongLong(begin.ptr()) + PyLong_AsUnsignedLongLong(bytes.ptr()) : 0;
-  PyErr_Clear();
-  const auto from = reinterpret_cast<std::uintptr_t>(data);
-  return end > from ? end - from : 0;
+void TorchReader::FindTorchCalls() {
+  void* const library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return;
+  for (const py::object& type : {tensor_, parameter_}) {
+    const py::object made = type();
+    if (*reinterpret_cast<void* const*>(made.ptr() + 1) != PyLong_AsVoidPtr(made.attr(cdata_).ptr())) return;
+  }
+  storage_offset_ = reinterpret_cast<AskTorch>(dlsym(library, "aoti_torch_get_storage_offset"));
+  if (storage_offset_ == nullptr) return;
+  storage_bytes_ = reinterpret_cast<AskTorch>(dlsym(library, "aoti_torch_get_storage_size"));
+}
+
+std::int64_t TorchReader::Room(py::handle tensor, std::size_t item) const {
+  std::int64_t bytes = 0;
+  std::int64_t offset = 0;
+  const void* const held = tensor.ptr() + 1;
+  if (storage_bytes_ == nullptr || storage_bytes_(held, &bytes) != 0 || storage_offset_(held, &offset) != 0) {
+    const py::object storage = untyped_storage_(tensor);
+    const auto size =
+        py::reinterpret_steal<py::object>(storage ? PyObject_CallMethodNoArgs(storage.ptr(), nbytes_.ptr()) : nullptr);
+    const py::object at = size ? offset_(tensor) : py::object();
+    bytes = at ? PyLong_AsLongLong(size.ptr()) : 0;
+    offset = at ? PyLong_AsLongLong(at.ptr()) : 0;
+    PyErr_Clear();
+  }
+  return bytes - offset * static_cast<std::int64_t>(item);
 }
 
 std::int64_t TorchReader::Version(py::handle tensor) const {
@@ -156,7 +175,12 @@ std::int64_t TorchReader::Version(py::handle tensor) const {
 
 bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {
   const std::size_t before = shape.size();
-  if (to_dlpack_ != nullptr ? ReadDlpack(tensor, dense, shape) : ReadAttributes(tensor, dense, shape)) return true;
+  if (to_dlpack_ != nullptr ? ReadDlpack(tensor, dense, shape) : ReadAttributes(tensor, dense, shape)) {
+    const std::size_t item = DTypeSize(dense.dtype);
+    auto bytes = static_cast<std::int64_t>(item);
+    for (std::size_t d = before; d < shape.size(); ++d) bytes *= shape[d];
+    if (bytes == 0 || Room(tensor, item) >= bytes) return true;
+  }
   PyErr_Clear();
   shape.resize(before);
   return false;

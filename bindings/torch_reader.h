@@ -30,12 +30,14 @@ class TorchReader {
     return type.is(tensor_) || type.is(parameter_);
   }
   /// Fills `dense` and appends the extents to `shape`. Returns false, with nothing appended and no exception pending,
-  /// for tensors that need more work: not dense, conjugated or negated, of another dtype, or on another device.
+  /// for tensors that need more work: not dense, conjugated or negated, of another dtype, on another device, or in a
+  /// storage that has become too small.
   [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   /// Where the memory of a tensor is now; null if it has none any more.
   [[nodiscard]] const void* Address(pybind11::handle tensor) const;
-  /// Bytes from `data`, where the tensor's memory is, to the end of its storage; 0 if torch does not say.
-  [[nodiscard]] std::uint64_t Room(pybind11::handle tensor, const void* data) const;
+  /// Bytes from the tensor's first element, of `item` bytes, to the end of its storage, which may have been resized:
+  /// then less than the tensor has, or negative. 0 if torch does not say.
+  [[nodiscard]] std::int64_t Room(pybind11::handle tensor, std::size_t item) const;
   /// How often the tensor's content, or that of a tensor with the same memory, was changed in place: torch's
   /// `_version`. kNoVersion for what does not count (inference tensors).
   [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;
@@ -44,6 +46,7 @@ class TorchReader {
 
  private:
   using ToDlpack = int (*)(void* tensor, void* to);
+  using AskTorch = std::int32_t (*)(const void* tensor, std::int64_t* found);  // 0 on success.
 
   /// A method of torch.Tensor without arguments. Called directly if it is built in, because a save calls it for each
   /// tensor: looking it up takes longer than its work.
@@ -62,6 +65,7 @@ class TorchReader {
   bool ReadDlpack(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   bool ReadAttributes(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   [[nodiscard]] static bool IsSet(pybind11::handle tensor, const Method& method);
+  void FindTorchCalls();
 
   pybind11::object tensor_;
   pybind11::object parameter_;
@@ -70,13 +74,17 @@ class TorchReader {
   // Behind `_version`: called directly, because a save asks for that of each tensor.
   pybind11::object version_;
   const PyGetSetDef* get_version_ = nullptr;
+  // Of torch's C interface, which takes the at::Tensor. Null where that is not the first word of the Python object.
+  AskTorch storage_bytes_ = nullptr;
+  AskTorch storage_offset_ = nullptr;
   Method is_neg_;
   Method is_conj_;
   Method untyped_storage_;
+  Method offset_;
   // Interned once.
   pybind11::str is_contiguous_{"is_contiguous"}, data_ptr_{"data_ptr"};
   pybind11::str dtype_{"dtype"}, shape_{"shape"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"}, get_device_{"get_device"};
-  pybind11::str nbytes_{"nbytes"};
+  pybind11::str nbytes_{"nbytes"}, cdata_{"_cdata"};
 };
 
 }  // namespace cairn

@@ -45,6 +45,24 @@ void PrefetchContent(PyObject* tensor) {
   }
 }
 
+// A dict's keys and values at one moment, in its own order, which is not an OrderedDict's.
+py::tuple ItemsOf(const py::dict& of) {
+  while (true) {
+    const std::size_t count = of.size();
+    py::list keys(count);
+    py::list values(count);
+    if (of.size() != count) continue;  // A collection of garbage, which may run anything.
+    Py_ssize_t at = 0;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    for (Py_ssize_t i = 0; PyDict_Next(of.ptr(), &at, &key, &value) != 0; ++i) {
+      PyList_SET_ITEM(keys.ptr(), i, Py_NewRef(key));
+      PyList_SET_ITEM(values.ptr(), i, Py_NewRef(value));
+    }
+    return py::make_tuple(std::move(keys), std::move(values));
+  }
+}
+
 }  // namespace
 
 void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::object& tensor) {
@@ -156,8 +174,6 @@ py::object TreeTensors::MatchAll(const py::list& keys, const py::list& nodes, co
       if (!IsTensorNode(given_nodes[i]) || !torch_->Knows(values[i])) return false;
       const TensorInfo* of = stored.Find(name);
       if (of == nullptr || !torch_->Read(values[i], tensor.dense, seen_.extents)) return false;
-      tensor.bytes = torch_->Room(values[i], tensor.dense.data);  // A storage may have been resized.
-      if (tensor.bytes < of->bytes) return false;
       return of->dtype == tensor.dense.dtype &&
              std::equal(of->shape.begin(), of->shape.end(),
                         seen_.extents.begin() + static_cast<std::ptrdiff_t>(extents_begin), seen_.extents.end());
@@ -258,9 +274,10 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
     if (copied != table.small().end() && *copied == i) {
       ++copied;
     } else if (given_[i].tensor && !table[i].is_alias() && table[i].bytes() > 0) {
-      const bool counts = versions && torch_ != nullptr && torch_->Knows(given_[i].tensor);
+      const bool known = torch_ != nullptr && torch_->Knows(given_[i].tensor);
       sources.push_back({i, py::reinterpret_borrow<py::object>(given_[i].tensor), given_[i].data,
-                         counts ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion});
+                         known ? torch_->Room(given_[i].tensor, DTypeSize(table[i].dtype)) : 0,
+                         known && versions ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion});
     }
   }
   return sources;
@@ -272,6 +289,7 @@ void BindTreeTensors(py::module_& module) {
       .def(py::init<py::type, py::type, const py::dict&, bool>(), "tensor"_a, "parameter"_a, "dtypes"_a, "dlpack"_a)
       .def_property_readonly("has_dlpack", &TorchReader::has_dlpack);
 
+  module.def("items_of", &ItemsOf, "of"_a);
   py::class_<TreeTensors>(module, "TreeTensors")
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
       .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)

@@ -41,11 +41,12 @@ class TreeTensors {
   };
 
  public:
-  /// A tensor of the caller, where its memory was when it was read, and its version at the save.
+  /// A tensor of the caller, where its memory was when it was read, and its room and version at the save.
   struct Source {
     std::uint32_t entry;  ///< Its place in the State's table.
     pybind11::object tensor;
     const void* data;
+    std::int64_t room;     ///< As TorchReader::Room has it; 0 if it is no plain tensor of torch.
     std::int64_t version;  ///< TorchReader::kNoVersion if it has none.
   };
   /// What a Checkpointer remembers of its last save.

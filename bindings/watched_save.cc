@@ -95,12 +95,16 @@ void WatchedSave::NoteWritten(const WrittenMemory& written, std::uint64_t step) 
 Status WatchedSave::FindMoved(const Read& read, std::vector<std::uint32_t>& written) const {
   const bool versions = torch_ != nullptr && writes_->checked();
   for (const TreeTensors::Source& source : read.tensors) {
-    if (const void* address = AddressOf(torch_.get(), source.tensor); address != source.data) {
+    const TensorEntry& entry = (*read.table)[source.entry];
+    const void* const address = AddressOf(torch_.get(), source.tensor);
+    // What was freed and allocated anew may lie where it was.
+    const bool resized = source.room > 0 && torch_->Room(source.tensor, DTypeSize(entry.dtype)) != source.room;
+    if (address != source.data || resized) {
       return Error(
           StatusCode::kFailedPrecondition,
-          "step {}: tensor \"{}\": its memory was moved or freed before the save had read it (expected at {}, "
+          "step {}: tensor \"{}\": its memory was moved, freed or resized before the save had read it (expected at {}, "
           "found at {}): call fence() or Save.captured() before a storage is resized or a tensor given other data",
-          save_.step(), (*read.table)[source.entry].name, source.data, address);
+          save_.step(), entry.name, source.data, address);
     }
     if (!versions || source.version == TorchReader::kNoVersion) continue;
     if (torch_->Version(source.tensor) != source.version) written.push_back(source.entry);

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ._errors import FailedPrecondition, InvalidArgument
+from ._memory import cloned
 
 COPIED_BUFFER = 1 << 20  # Bytes of the largest buffer of a module that a save copies in the call.
 
@@ -231,7 +232,7 @@ def state_without_races(holder: Any) -> Any:
         return state
     for name, buffer in holder.named_buffers():
         if name in state and buffer.layout == torch.strided and buffer.nbytes <= COPIED_BUFFER:
-            state[name] = state[name].clone()
+            state[name] = cloned(state[name])
     return state
 
 

@@ -42,6 +42,7 @@ except ImportError as error:
 
 from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
+from ._memory import cloned
 from ._ranks import replicas
 from ._save import Save
 from ._tree import tensors as tree_tensors
@@ -113,7 +114,7 @@ class CheckpointEngine(_engines.CheckpointEngine):
         if buffers and isinstance(state_dict.get("module"), dict):
             # Forward changes buffers, and only the optimizer's step after it is fenced.
             module = copy.copy(state_dict["module"])
-            module.update({name: module[name].detach().clone() for name in buffers if name in module})
+            module.update({name: cloned(module[name]) for name in buffers if name in module})
             state_dict = {**state_dict, "module": module}
         self._files[os.path.basename(path)] = _plain(state_dict)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .._errors import Corrupt, InvalidArgument
+from .._memory import cloned
 from .._ranks.replicas import digest
 from .._tree.tensors import Placement
 
@@ -61,7 +62,7 @@ def weights_of(model: Any, only_trainable: bool) -> dict[str, Any]:
     for name, tensor in weights.items():
         if isinstance(tensor, torch.Tensor):
             buffer = tensor.data_ptr() not in parameters
-            weights[name] = tensor.detach().clone() if buffer else tensor.detach()
+            weights[name] = cloned(tensor) if buffer else tensor.detach()
     if taken := {TRAINER, RANK} & weights.keys():
         raise InvalidArgument(f"the model's {taken.pop()!r} has a name that checkpoints of a Trainer need: rename it")
     return weights

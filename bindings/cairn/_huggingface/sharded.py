@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from .. import _tree
 from .._checkpointer import Checkpointer
 from .._dcp import direct
+from .._memory import cloned
 from .._save import Save
 from .._tree.writer import Names
 from .contents import RANK, TRAINER
@@ -110,4 +111,4 @@ def _from_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    return cloned(value) if isinstance(value, torch.Tensor) else value

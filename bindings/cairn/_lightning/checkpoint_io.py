@@ -16,6 +16,7 @@ import torch
 
 from .._checkpointer import Checkpointer
 from .._errors import InvalidArgument
+from .._memory import cloned
 from .._path_store import PathStore
 from .._paths import local_path
 from .._save import Save
@@ -205,7 +206,7 @@ class CheckpointIO(_CheckpointIO):
         for part, found in buffers.items():
             if found:
                 checkpoint[part] = copy.copy(checkpoint[part])
-                checkpoint[part].update({name: tensor.detach().clone() for name, tensor in found.items()})
+                checkpoint[part].update({name: cloned(tensor) for name, tensor in found.items()})
         return checkpoint
 
 

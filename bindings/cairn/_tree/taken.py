@@ -1,5 +1,5 @@
 """What a container holds at one moment. Another thread may change it while it is saved, whenever Python code runs: so a
-walk takes all of it first, in a single call of C code."""
+walk takes all of it first, in a single call that runs none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .. import _core
 from .._errors import InvalidArgument
 from .paths import join, kind_name, readable
 
@@ -15,8 +16,7 @@ def items_of(value: Mapping[Any, Any], name: str) -> tuple[list[Any], list[Any]]
     """A dict's keys and values. InvalidArgument, with the path, if it was changed meanwhile."""
     try:
         if isinstance(value, dict) and type(value) in (dict, Counter):
-            taken: dict[Any, Any] = dict.copy(value)
-            return [*taken], [*taken.values()]
+            return _core.items_of(value)
         pairs = [*value.items()]
     except (RuntimeError, KeyError) as error:
         raise _changed(value, name) from error

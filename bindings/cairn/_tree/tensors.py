@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .. import _core
+from .. import _core, _memory
 from .._errors import InvalidArgument, Unsupported
 from .._protect import state_without_races
 from .arrays import MORE_DTYPES, more_dtype
@@ -172,6 +172,7 @@ def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
     if not _is_torch(tensor):
         return _describe_array(name, tensor, keep)
     dtype = dtype_name(name, tensor)
+    _memory.check(name, tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
         keep.append(tensor)
