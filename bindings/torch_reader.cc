@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -203,12 +204,20 @@ bool TorchReader::IsSet(py::handle tensor, const Method& method) {
   return method(tensor).ptr() != Py_False;  // An error counts as set.
 }
 
+bool TorchReader::IsDType(py::handle tensor, DType dtype) const {
+  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(tensor.ptr(), dtype_.ptr()));
+  return std::any_of(dtypes_.begin(), dtypes_.end(),
+                     [&](const auto& known) { return known.second == dtype && found.is(known.first); });
+}
+
 bool TorchReader::ReadDlpack(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {
   DlpackTensor found{};
   if (to_dlpack_(tensor.ptr(), &found) != 0) return false;
   const std::optional<DType> dtype = DTypeFromDlpack(found);
   if (!dtype || !IsContiguous(found) || IsSet(tensor, is_neg_)) return false;
   if (*dtype == DType::kC64 && IsSet(tensor, is_conj_)) return false;
+  // DLPack calls narrower integers so, too.
+  if ((*dtype == DType::kI8 || *dtype == DType::kU8) && !IsDType(tensor, *dtype)) return false;
   switch (found.device_type) {
     case kDlpackCpu:
     case kDlpackCudaHost:

@@ -65,6 +65,7 @@ class TorchReader {
   bool ReadDlpack(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   bool ReadAttributes(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   [[nodiscard]] static bool IsSet(pybind11::handle tensor, const Method& method);
+  [[nodiscard]] bool IsDType(pybind11::handle tensor, DType dtype) const;
   void FindTorchCalls();
 
   pybind11::object tensor_;

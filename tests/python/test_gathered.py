@@ -102,7 +102,6 @@ def test_what_cannot_be_kept_is_refused_by_its_path(root: Path) -> None:
         for tensor, why in (
             (torch.ones(2, device="meta"), "meta"),
             (torch.eye(2).to_sparse(), "sparse"),
-            (torch.empty(2, dtype=torch.bits16), "bits16"),
         ):
             with pytest.raises(cairn.Error, match=f"(?s)layers/odd.*{why}"):
                 checkpointer.save(1, {"layers": {"fine": torch.ones(2), "odd": tensor}})

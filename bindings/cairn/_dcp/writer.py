@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch._utils import _element_size
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.checkpoint import state_dict_saver, storage
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_local_save_plan
@@ -177,6 +178,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             raise InvalidArgument(f"DCP saves as rank {kwargs['rank']}, {ranks}: give both the same group")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        try:
+            _refuse_unsized(plan)
+        except Unsupported:
+            self.close()
+            raise
         # The coordinator compares these. DCP's planner has dropped all but one of what is identical by then.
         plan = dataclasses.replace(plan, storage_data=list(plan.items))
         if self._staged is None or not getattr(plan, "usable", True):
@@ -265,6 +271,20 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
                     "another: use dcp.save"
                 )
+
+
+def _refuse_unsized(plan: SavePlan) -> None:
+    """Unsupported, with the name, for a dtype whose size DCP cannot tell: its own error names no tensor."""
+    dtypes = {item.index.fqn: item.tensor_data.properties.dtype for item in plan.items if item.tensor_data is not None}
+    for dtype in {*dtypes.values()}:
+        try:
+            _element_size(dtype)  # type: ignore[no-untyped-call]
+        except TypeError as error:
+            fqn = next(fqn for fqn, of in dtypes.items() if of == dtype)
+            raise Unsupported(
+                f'"{fqn}": torch.distributed.checkpoint cannot plan a tensor of {dtype}: give it as view(torch.uint8), or '
+                "save it with Checkpointer.save"
+            ) from error
 
 
 def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:

@@ -177,7 +177,8 @@ def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
         keep.append(tensor)
     if not tensor.is_contiguous() and _overlaps(tensor.shape, tensor.stride()):
-        tensor = tensor.contiguous()
+        # torch copies no narrow integers, but their bytes.
+        tensor = (tensor.view(sys.modules["torch"].uint8) if AS_BYTES.get(dtype) == 1 else tensor).contiguous()
         keep.append(tensor)
     device = tensor.device
     if device.type not in ("cpu", "cuda"):

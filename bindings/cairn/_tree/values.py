@@ -24,7 +24,10 @@ from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, kind_name, reada
 
 # What safetensors has no dtype for, and the bytes of an element. Kept as U8, with a last dimension of these bytes if it is
 # more than one.
-AS_BYTES = {"complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float4_e2m1fn_x2": 1}
+AS_BYTES = {
+    "complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float4_e2m1fn_x2": 1, "bits1x8": 1,
+    "bits2x4": 1, "bits4x2": 1, "bits8": 1, "bits16": 2,
+} | {f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)}  # fmt: skip
 
 
 def bytes_of_element(dtype: str) -> tuple[int, ...]:
