@@ -131,7 +131,7 @@ class PyCheckpointer {
     RaiseIfError(Wait(timeout, [&](const InUse& engine, Deadline deadline) {
       return engine->Fence({DeviceFrom(cuda), stream}, deadline);
     }));
-    for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
+    for (const std::shared_ptr<WatchedSave>& save : pending) watcher_->Settle(save, Watcher::kShort);
   }
   [[nodiscard]] CopyPause PauseCopies(double at_most) const { return Use()->PauseCopies(SpanFrom(at_most)); }
   /// Called before each step of any optimizer.
@@ -326,7 +326,10 @@ class PyCheckpointer {
 
   /// Also checks captured saves, as the Watcher does: this may run on the Watcher's thread, or after it has ended.
   Status WaitIdleFor(std::chrono::nanoseconds span) {
-    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->CheckMemoryIfCaptured();
+    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) {
+      if (save->save().stats().phase < SavePhase::kCaptured) continue;
+      watcher_->Settle(save, Watcher::kLongest);
+    }
     return Unlocked([&] { return BindingCalls::WaitIdle(*checkpointer_, Deadline::In(span)); });
   }
 

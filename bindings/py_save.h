@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "api/binding_calls.h"
+#include "base/status_macros.h"
 #include "cairn/cairn.h"
 #include "conversions.h"
 #include "py_calls.h"
@@ -27,7 +28,7 @@ class PySave {
   /// For a fence: if it is captured, its tensors are checked now.
   [[nodiscard]] bool captured() const {
     const bool so = save_.stats().phase >= SavePhase::kCaptured;
-    if (so && watched_ != nullptr) watched_->CheckMemory();
+    if (so && watched_ != nullptr) watcher_->Settle(watched_, Watcher::kShort);
     return so;
   }
   /// Whether it is captured, and was checked.
@@ -41,7 +42,19 @@ class PySave {
   void Release() const { watched_ != nullptr ? watched_->Release() : BindingCalls::Release(save_); }
   void WaitCaptured(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
-    if (watched_ != nullptr && !watched_->CheckMemory()) WaitDurable(timeout);  // Raises why.
+    if (watched_ == nullptr) return;
+    if (IsCaller()) {
+      watcher_->Settle(watched_, Watcher::kShort);
+    } else {
+      RaiseIfError(InSlices(timeout, [&](Deadline slice) {
+        if (watcher_->WaitChecked(*watched_, slice)) return Status::Ok();
+        return Error(
+            StatusCode::kDeadlineExceeded,
+            "step {}: a thread may still be writing the tensors, which were read: it has called nothing of Cairn's",
+            save_.step());
+      }));
+    }
+    if (!watched_->CheckMemory()) WaitDurable(timeout);  // Raises why.
   }
   void WaitDurable(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
@@ -63,12 +76,14 @@ class PySave {
     });
     RaiseIfError(end ? *end : status);
   }
-  // Only the main thread hears that it may change the tensors. If another one asks, a write may be under way.
+  // The thread that called save hears that it may change the tensors. If another one asks, a write may be under way.
   [[nodiscard]] SaveStats Checked(SaveStats stats) const {
-    const bool may_check = watched_ != nullptr && watcher_->OnMainThread() && !watcher_->stepping();
-    if (may_check && stats.phase >= SavePhase::kCaptured) watched_->CheckMemory();
+    if (watched_ != nullptr && IsCaller() && stats.phase >= SavePhase::kCaptured)
+      watcher_->Settle(watched_, Watcher::kShort);
     return stats;
   }
+
+  [[nodiscard]] bool IsCaller() const { return watched_->caller() == ThisThread(); }
 
   SaveHandle save_;
   std::shared_ptr<WatchedSave> watched_;

@@ -147,12 +147,75 @@ std::vector<std::shared_ptr<WatchedSave>> Watcher::pending() const {
 
 void Watcher::Run() {
   while (const std::shared_ptr<WatchedSave> next = Unlocked([this] { return WaitForNext(); })) {
-    if (!next->checked()) Unlocked([&] { WaitForMainThread(next); });
-    if (stepping()) continue;  // It began meanwhile.
-    Check(*next);
+    AskMainThread(next);
+    Settle(next, kLongest);
     MutexLock lock(mutex_);
     std::erase(pending_, next);
+    changed_.NotifyAll();
   }
+}
+
+void Watcher::Settle(const std::shared_ptr<WatchedSave>& save, std::chrono::nanoseconds longest) {
+  struct Suspect {
+    ThreadIdent thread;
+    ThreadPlace first;
+    Deadline until;
+    std::chrono::nanoseconds run_time;
+    Deadline still;
+  };
+  std::vector<Suspect> suspects;
+  const auto suspect = [&](ThreadIdent thread, std::chrono::nanoseconds wait) {
+    if (thread == ThisThread() || save->checked() || forked()) return;
+    if (const std::optional<ThreadPlace> place = LookAt(thread)) {
+      suspects.push_back({thread, *place, Deadline::In(wait), RunTimeOf(thread), Deadline::In(kStill)});
+    }
+  };
+  const auto is_clear = [this](Suspect& one) {
+    if (one.until.passed() || LookAt(one.thread) != one.first) return true;
+    const std::chrono::nanoseconds run_time = RunTimeOf(one.thread);
+    if (run_time != std::exchange(one.run_time, run_time)) one.still = Deadline::In(kStill);
+    return one.still.passed();
+  };
+  suspect(save->caller(), longest);
+  if (save->caller() != main_) suspect(main_, kShort);
+
+  const Deadline step_end = Deadline::In(longest);
+  std::chrono::nanoseconds pause = std::chrono::milliseconds(1);
+  bool stopped = false;
+  while (!save->checked()) {
+    std::erase_if(suspects, is_clear);
+    if (stopped || (suspects.empty() && (!SteppingElsewhere() || step_end.passed()))) {
+      Check(*save);
+      return;
+    }
+    stopped = Unlocked([&] {
+      MutexLock lock(mutex_);
+      if (!stopped_) changed_.WaitUntil(mutex_, Deadline::In(pause));
+      return stopped_;
+    });
+    pause = std::min<std::chrono::nanoseconds>(2 * pause, std::chrono::milliseconds(20));
+  }
+}
+
+bool Watcher::WaitChecked(const WatchedSave& save, Deadline deadline) {
+  bool stopped = forked();
+  while (!save.checked() && !stopped) {
+    if (deadline.passed()) return false;
+    stopped = Unlocked([&] {
+      MutexLock lock(mutex_);
+      if (!stopped_) changed_.WaitUntil(mutex_, deadline);
+      return stopped_;
+    });
+  }
+  return true;
+}
+
+std::optional<ThreadPlace> Watcher::LookAt(ThreadIdent thread) const {
+  {
+    MutexLock lock(mutex_);
+    if (waiting_.contains(thread)) return std::nullopt;
+  }
+  return PlaceOf(thread);
 }
 
 void Watcher::Check(WatchedSave& save) {
@@ -166,39 +229,30 @@ void Watcher::Check(WatchedSave& save) {
 int Watcher::TakeTurn(void* turn) {
   const std::unique_ptr<Turn> of(static_cast<Turn*>(turn));
   Watcher& watcher = *of->watcher;
-  if (!watcher.stepping()) Check(*of->save);
+  if (watcher.stepping()) return 0;
+  Check(*of->save);
   MutexLock lock(watcher.mutex_);
-  ++watcher.turns_;
   watcher.changed_.NotifyAll();
   return 0;
 }
 
-void Watcher::WaitForMainThread(const std::shared_ptr<WatchedSave>& save) {
-  const Deadline deadline = Deadline::In(kSignalInterval);
-  std::uint64_t before = 0;
-  {
-    MutexLock lock(mutex_);
-    if (waiting_ > 0) return;
-    before = turns_;
-  }
+void Watcher::AskMainThread(const std::shared_ptr<WatchedSave>& save) {
+  if (save->checked() || save->caller() != main_) return;
   auto turn = std::make_unique<Turn>(Turn{shared_from_this(), save});
-  if (Py_AddPendingCall(&TakeTurn, turn.get()) != 0) return;  // Too many are pending.
-  static_cast<void>(turn.release());
-  MutexLock lock(mutex_);
-  while (!stopped_ && waiting_ == 0 && turns_ == before && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+  if (Py_AddPendingCall(&TakeTurn, turn.get()) == 0) static_cast<void>(turn.release());  // Else too many are pending.
 }
 
-Watcher::Waiting::Waiting(Watcher& watcher) : watcher_(watcher), counts_(watcher.OnMainThread()) {
-  if (!counts_) return;
+Watcher::Waiting::Waiting(Watcher& watcher) : watcher_(watcher), thread_(ThisThread()) {
+  if (watcher_.forked()) return;
   MutexLock lock(watcher_.mutex_);
-  ++watcher_.waiting_;
+  watcher_.waiting_.insert(thread_);
   watcher_.changed_.NotifyAll();
 }
 
 Watcher::Waiting::~Waiting() {
-  if (!counts_) return;
+  if (watcher_.forked()) return;
   MutexLock lock(watcher_.mutex_);
-  --watcher_.waiting_;
+  watcher_.waiting_.erase(watcher_.waiting_.find(thread_));
 }
 
 std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
@@ -206,7 +260,7 @@ std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
   while (true) {
     {
       MutexLock lock(mutex_);
-      while (!stopped_ && (pending_.empty() || stepping_)) changed_.Wait(mutex_);
+      while (!stopped_ && pending_.empty()) changed_.Wait(mutex_);
       if (stopped_) return nullptr;
       next = pending_.front();
     }
@@ -218,20 +272,28 @@ std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
 void Watcher::BeginStep() {
   if (forked()) return;
   MutexLock lock(mutex_);
-  stepping_ = true;
+  stepping_ = ThisThread();
   ++steps_;
 }
 
 void Watcher::EndStep() {
   if (forked()) return;
   MutexLock lock(mutex_);
-  if (std::exchange(stepping_, false)) changed_.NotifyAll();
+  if (stepping_ != ThisThread()) return;
+  stepping_.reset();
+  changed_.NotifyAll();
 }
 
 bool Watcher::stepping() const {
   if (forked()) return false;
   MutexLock lock(mutex_);
-  return stepping_;
+  return stepping_.has_value();
+}
+
+bool Watcher::SteppingElsewhere() const {
+  if (forked()) return false;
+  MutexLock lock(mutex_);
+  return stepping_ && *stepping_ != ThisThread();
 }
 
 std::uint64_t Watcher::steps() const {

@@ -8,11 +8,14 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/mutex.h"
 #include "cairn/cairn.h"
+#include "thread_look.h"
 #include "tree_tensors.h"
 
 namespace cairn {
@@ -65,8 +68,8 @@ class WatchedSave {
 
   [[nodiscard]] const SaveHandle& save() const { return save_; }
   /// Checks the tensors, only the first time it is called: if one has moved, or was written, the save fails; otherwise
-  /// the save is released. Call it before the caller hears that the tensors may be changed. Returns false if the save
-  /// fails because of it.
+  /// the save is released. Call it before the caller hears that the tensors may be changed, and as Watcher::Settle
+  /// does: not while a write may be under way. Returns false if the save fails because of it.
   bool CheckMemory();
   /// A step has written memory that the save may still read. Has no effect after the check, or on a save that began
   /// within that step: its optimizer's own hooks run after the update.
@@ -74,9 +77,8 @@ class WatchedSave {
   /// How many steps had begun when the save did.
   void set_born(std::uint64_t steps) { born_ = steps; }
   [[nodiscard]] bool checked() const { return read_ == nullptr; }
-  void CheckMemoryIfCaptured() {
-    if (save_.stats().phase >= SavePhase::kCaptured) CheckMemory();
-  }
+  /// The thread that called save. It is the one that writes, as far as anybody can know.
+  [[nodiscard]] ThreadIdent caller() const { return caller_; }
   /// The caller allows the save to commit.
   void Release();
 
@@ -93,6 +95,7 @@ class WatchedSave {
   const SaveHandle save_;
   const std::shared_ptr<const TorchReader> torch_;
   const std::shared_ptr<const UnfencedWrites> writes_;
+  const ThreadIdent caller_ = ThisThread();
   bool release_;
   bool failed_ = false;
   std::uint64_t born_ = 0;
@@ -104,11 +107,18 @@ class WatchedSave {
 /// Checks each watched save once it is captured, unless a fence has done so before. Runs on a thread that Python has
 /// made, so that no C++ thread takes the GIL.
 ///
-/// torch counts a write when its operation ends, and an operation releases the GIL. So the check is made by the main
-/// thread, between two of its operations, unless that thread waits for a save or does not come there soon.
+/// torch counts a write when its operation ends, and an operation releases the GIL. So one that began before the
+/// capture may be under way, and not be counted, while another thread has the GIL and asks: see Settle.
 class Watcher : public std::enable_shared_from_this<Watcher> {
  public:
-  /// The calling thread waits for saves as long as this lives, and so writes nothing. Only the main thread's count.
+  /// For how long a check waits for an operation of the thread that called save, and for one of the main thread if that
+  /// is another, or if a fence waits: its caller has training to go on with.
+  static constexpr std::chrono::seconds kLongest{10};
+  static constexpr std::chrono::milliseconds kShort{100};
+  /// What has not run on a core for so long waits for something, and writes nothing.
+  static constexpr std::chrono::seconds kStill{1};
+
+  /// The calling thread waits for saves as long as this lives, and so writes nothing.
   class Waiting {
    public:
     explicit Waiting(Watcher& watcher);
@@ -118,24 +128,28 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
 
    private:
     Watcher& watcher_;
-    const bool counts_;
+    const ThreadIdent thread_;
   };
 
+  /// Checks a save, of which no tensor is read any more, once each operation that is under way now has ended: on the
+  /// calling thread none is; another one has been seen elsewhere in its Python code since, or where it writes nothing.
+  /// Waits for an operation up to `longest`, and for none after Stop. Needs the GIL, and waits without it.
+  void Settle(const std::shared_ptr<WatchedSave>& save, std::chrono::nanoseconds longest) CAIRN_EXCLUDES(mutex_);
+  /// Waits until the Watcher's thread has checked the save. False at the deadline. The same of the GIL.
+  [[nodiscard]] bool WaitChecked(const WatchedSave& save, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   void Add(std::shared_ptr<WatchedSave> save) CAIRN_EXCLUDES(mutex_);
   /// Saves that are not checked yet, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<WatchedSave>> pending() const CAIRN_EXCLUDES(mutex_);
   /// The thread's function: returns after Stop. Needs the GIL, and waits without it.
   void Run() CAIRN_EXCLUDES(mutex_);
   void Stop() CAIRN_EXCLUDES(mutex_);
-  /// An optimizer's step begins. Until it ends no save is checked here, because what it writes is known at its end
-  /// only; a fence within the step checks. It ends with EndStep: at the latest at the next call that waits for a save,
-  /// because the step may have raised.
+  /// An optimizer's step begins. Until it ends no other thread checks a save, because what it writes is known at its
+  /// end only; a fence within the step checks. It ends with EndStep of the same thread: at the latest at its next call
+  /// that waits for a save, because the step may have raised.
   void BeginStep() CAIRN_EXCLUDES(mutex_);
   void EndStep() CAIRN_EXCLUDES(mutex_);
-  [[nodiscard]] bool stepping() const CAIRN_EXCLUDES(mutex_);
   /// Whether this is a forked child, in which nothing is watched.
   [[nodiscard]] bool forked() const { return ::getpid() != process_; }
-  [[nodiscard]] bool OnMainThread() const { return ::gettid() == process_; }
   /// How many steps have begun.
   [[nodiscard]] std::uint64_t steps() const CAIRN_EXCLUDES(mutex_);
   /// Checks and releases all tensors: no save reads them any more.
@@ -148,22 +162,26 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
     std::shared_ptr<WatchedSave> save;
   };
   static int TakeTurn(void* turn);
-  /// Until the main thread has checked the save, waits for one, or lets us wait too long. Needs no GIL.
-  void WaitForMainThread(const std::shared_ptr<WatchedSave>& save) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool stepping() const CAIRN_EXCLUDES(mutex_);
+  /// Has the main thread check the save when it comes between two operations, if it is the one to wait for.
+  void AskMainThread(const std::shared_ptr<WatchedSave>& save);
   static void Check(WatchedSave& save);
   /// The oldest save, once its tensors are read; null after Stop. Needs no GIL.
   std::shared_ptr<WatchedSave> WaitForNext() CAIRN_EXCLUDES(mutex_);
+  /// Where the thread may be writing; nothing if it is not.
+  [[nodiscard]] std::optional<ThreadPlace> LookAt(ThreadIdent thread) const CAIRN_EXCLUDES(mutex_);
+  /// Whether a thread but this one is within an optimizer's step.
+  [[nodiscard]] bool SteppingElsewhere() const CAIRN_EXCLUDES(mutex_);
 
+  const ThreadIdent main_ = MainThread();
   const pid_t process_ = ::getpid();  // In a forked child nothing is watched, and the lock may be held for ever.
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<std::shared_ptr<WatchedSave>> pending_ CAIRN_GUARDED_BY(mutex_);
   bool stopped_ CAIRN_GUARDED_BY(mutex_) = false;
-  bool stepping_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::optional<ThreadIdent> stepping_ CAIRN_GUARDED_BY(mutex_);  // Its thread.
   std::uint64_t steps_ CAIRN_GUARDED_BY(mutex_) = 0;
-  int waiting_ CAIRN_GUARDED_BY(mutex_) = 0;
-  // How many turns the main thread has taken.
-  std::uint64_t turns_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::multiset<ThreadIdent> waiting_ CAIRN_GUARDED_BY(mutex_);  // Threads.
 };
 
 void BindWatcher(pybind11::module_& module);

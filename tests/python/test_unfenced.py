@@ -6,7 +6,9 @@ A save here is not checked before the test says so, however quickly it is captur
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cairn
@@ -145,6 +147,93 @@ def test_through_dcp(make: Make) -> None:
     with pytest.raises(BaseException, match=f'tensor "w" {CURE}'):  # CheckpointException is no Exception.
         getattr(answer, "upload_completion", answer).result()
     assert checkpointer.steps() == []
+
+
+# While another thread waits
+
+
+WAITS: dict[str, Callable[[cairn.Checkpointer, cairn.Save], object]] = {
+    "captured": lambda _, save: save.captured(),
+    "wait": lambda _, save: save.wait(),
+    "fence": lambda checkpointer, _: checkpointer.fence(),
+    "drain": lambda checkpointer, _: checkpointer.drain(),
+    "stats": lambda _, save: until(lambda: save.stats["phase"] in ("durable", "failed")),
+}
+
+
+@pytest.mark.parametrize("how", [how for how in WAITS if how != "fence"])  # Which waits for 0.1 s.
+def test_an_operation_that_has_not_ended_is_waited_for(make: Make, how: str) -> None:
+    tensor = torch.zeros(ELEMENTS)
+    checkpointer = make()
+
+    with ThreadPoolExecutor(1) as pool:
+        save = checkpointer.save(1, {"w": tensor})
+        waited = pool.submit(WAITS[how], checkpointer, save)
+        torch._foreach_add_([tensor] * 200, 1.0)  # Counts all of it when it ends, long after the capture.
+        if how == "stats":
+            waited.result(20)
+        else:
+            with pytest.raises(cairn.FailedPrecondition, match=CURE):
+                waited.result(20)
+
+    expect_torn(checkpointer, save, "w")
+
+
+def test_a_thread_that_does_something_else_holds_no_save_back(make: Make) -> None:
+    checkpointer = make()
+    ready, end = threading.Lock(), threading.Lock()
+    ready.acquire()
+    end.acquire()
+    saves: list[cairn.Save] = []
+
+    def trains() -> None:
+        saves.append(checkpointer.save(1, {"w": torch.zeros(ELEMENTS)}))
+        ready.release()
+        end.acquire()  # Waits in C code, as an operation computes.
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(trains)
+        ready.acquire()
+        try:
+            saves[0].wait(5)
+        finally:
+            end.release()
+    assert checkpointer.steps() == [1]
+
+
+SAVES = 2000
+AT_ONCE = 50
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("part", range(SAVES // AT_ONCE))
+def test_many_saves_with_threads_that_wait(make: Make, part: int) -> None:
+    """Odd steps are overwritten at once: each fails, or was read before. The others after a wait: none may fail."""
+    operations: list[Callable[[torch.Tensor, float], object]] = [
+        lambda tensor, value: tensor.fill_(value),
+        lambda tensor, value: tensor.copy_(torch.full_like(tensor, value)),
+        lambda tensor, value: torch._foreach_copy_([tensor], [torch.full_like(tensor, value)]),
+        lambda tensor, value: torch._foreach_mul_([tensor], value / (value - 1)),
+        lambda tensor, value: torch.add(tensor, 1, out=tensor),
+    ]
+    elements, tensor = 1_000_000, torch.zeros(1_000_000)
+    checkpointer = make(keep_last=1)
+    with ThreadPoolExecutor(len(WAITS)) as pool:
+        for step in range(1, AT_ONCE + 1):
+            save = checkpointer.save(step, {"w": tensor.fill_(step)})
+            waiting = [pool.submit(wait, checkpointer, save) for wait in WAITS.values()]
+            if step % 2 == 0:
+                save.captured()
+            operations[(part + step) % len(operations)](tensor, step + 1)
+            failures = [one.exception() for one in waiting]
+
+            try:
+                save.wait()
+            except cairn.FailedPrecondition as error:
+                assert step % 2, error
+                continue
+            assert step % 2 or not any(failures), failures
+            assert int((checkpointer.load(step)["w"] == step).sum()) == elements, f"step {step} is torn"
 
 
 # The option
