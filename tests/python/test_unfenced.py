@@ -163,13 +163,13 @@ WAITS: dict[str, Callable[[cairn.Checkpointer, cairn.Save], object]] = {
 
 @pytest.mark.parametrize("how", [how for how in WAITS if how != "fence"])  # Which waits for 0.1 s.
 def test_an_operation_that_has_not_ended_is_waited_for(make: Make, how: str) -> None:
-    tensor = torch.zeros(ELEMENTS)
+    tensor = torch.ones(ELEMENTS)
     checkpointer = make()
 
     with ThreadPoolExecutor(1) as pool:
         save = checkpointer.save(1, {"w": tensor})
         waited = pool.submit(WAITS[how], checkpointer, save)
-        torch._foreach_add_([tensor] * 200, 1.0)  # Counts all of it when it ends, long after the capture.
+        tensor.polygamma_(3)  # Takes far longer than the capture.
         if how == "stats":
             waited.result(20)
         else:
@@ -209,14 +209,14 @@ AT_ONCE = 50
 @pytest.mark.parametrize("part", range(SAVES // AT_ONCE))
 def test_many_saves_with_threads_that_wait(make: Make, part: int) -> None:
     """Odd steps are overwritten at once: each fails, or was read before. The others after a wait: none may fail."""
-    operations: list[Callable[[torch.Tensor, float], object]] = [
-        lambda tensor, value: tensor.fill_(value),
-        lambda tensor, value: tensor.copy_(torch.full_like(tensor, value)),
-        lambda tensor, value: torch._foreach_copy_([tensor], [torch.full_like(tensor, value)]),
-        lambda tensor, value: torch._foreach_mul_([tensor], value / (value - 1)),
-        lambda tensor, value: torch.add(tensor, 1, out=tensor),
+    operations: list[Callable[[torch.Tensor], object]] = [
+        lambda tensor: tensor.copy_(torch.full_like(tensor, -1)),
+        lambda tensor: torch._foreach_copy_([tensor], [torch.full_like(tensor, -1)]),
+        lambda tensor: torch._foreach_mul_([tensor], -1),
+        lambda tensor: tensor.lgamma_(),
+        lambda tensor: torch.digamma(tensor, out=tensor),
     ]
-    elements, tensor = 1_000_000, torch.zeros(1_000_000)
+    tensor = torch.zeros(1_000_000)
     checkpointer = make(keep_last=1)
     with ThreadPoolExecutor(len(WAITS)) as pool:
         for step in range(1, AT_ONCE + 1):
@@ -224,7 +224,7 @@ def test_many_saves_with_threads_that_wait(make: Make, part: int) -> None:
             waiting = [pool.submit(wait, checkpointer, save) for wait in WAITS.values()]
             if step % 2 == 0:
                 save.captured()
-            operations[(part + step) % len(operations)](tensor, step + 1)
+            operations[(part + step) % len(operations)](tensor)
             failures = [one.exception() for one in waiting]
 
             try:
@@ -233,7 +233,7 @@ def test_many_saves_with_threads_that_wait(make: Make, part: int) -> None:
                 assert step % 2, error
                 continue
             assert step % 2 or not any(failures), failures
-            assert int((checkpointer.load(step)["w"] == step).sum()) == elements, f"step {step} is torn"
+            assert bool((checkpointer.load(step)["w"] == step).all()), f"step {step} is torn"
 
 
 # The option
