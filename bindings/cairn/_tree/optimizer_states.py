@@ -69,7 +69,11 @@ class State:
             if groups and all(group.get("param_names") is not None for group in groups):
                 names = [[*map(uncompiled, sequence(group["param_names"]))] for group in groups]
             known = {*chain(*numbers)}
-            held = {number: mapping(entries) for number, entries in mapping(top["state"]).items() if number in known}
+            held = {
+                number: entries if type(entries) is dict else mapping(entries)
+                for number, entries in mapping(top["state"]).items()
+                if number in known
+            }
         except (KeyError, TypeError, ValueError):
             return None
         if names is not None and [*map(len, names)] != [*map(len, numbers)]:
@@ -124,10 +128,10 @@ def keep_dtypes(optimizer: Any) -> list[Any]:
         nonlocal last
         numbers = chain(*(group["params"] for group in last["param_groups"]))
         parameters = chain(*(group["params"] for group in optimizer.param_groups))
+        states, loaded = last["state"], optimizer.state
         for number, parameter in zip(numbers, parameters, strict=True):
-            saved = last["state"].get(number)
-            if isinstance(saved, dict):
-                _put_back(optimizer.state[parameter], saved)
+            if isinstance(saved := states.get(number), dict) and isinstance(now := loaded.get(parameter), dict):
+                _put_back(now, saved)
         last = None
 
     return [
@@ -139,7 +143,7 @@ def keep_dtypes(optimizer: Any) -> list[Any]:
 def _put_back(state: dict[Any, Any], saved: dict[Any, Any]) -> None:
     """Puts what was saved in place of what load_state_dict has cast. The number of steps may need another dtype."""
     for key, value in saved.items():
-        if (now := state.get(key)) is not value and key != "step":
+        if (now := state.get(key, value)) is not value and key != "step":
             state[key] = _as_saved(now, value)
 
 
