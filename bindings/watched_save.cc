@@ -176,8 +176,10 @@ void Watcher::Settle(const std::shared_ptr<WatchedSave>& save, std::chrono::nano
     if (run_time != std::exchange(one.run_time, run_time)) one.still = Deadline::In(kStill);
     return one.still.passed();
   };
-  suspect(save->caller(), longest);
-  if (save->caller() != main_) suspect(main_, kShort);
+  if (save->caller() != ThisThread()) {
+    suspect(save->caller(), longest);
+    if (save->caller() != main_) suspect(main_, kShort);
+  }
 
   const Deadline step_end = Deadline::In(longest);
   std::chrono::nanoseconds pause = std::chrono::milliseconds(1);

@@ -132,8 +132,9 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   };
 
   /// Checks a save, of which no tensor is read any more, once each operation that is under way now has ended: on the
-  /// calling thread none is; another one has been seen elsewhere in its Python code since, or where it writes nothing.
-  /// Waits for an operation up to `longest`, and for none after Stop. Needs the GIL, and waits without it.
+  /// thread that called save none is if it calls; else it, and the main thread, have been seen elsewhere in their
+  /// Python code since, or where they write nothing. Waits for an operation up to `longest`, and for none after Stop.
+  /// Needs the GIL, and waits without it.
   void Settle(const std::shared_ptr<WatchedSave>& save, std::chrono::nanoseconds longest) CAIRN_EXCLUDES(mutex_);
   /// Waits until the Watcher's thread has checked the save. False at the deadline. The same of the GIL.
   [[nodiscard]] bool WaitChecked(const WatchedSave& save, Deadline deadline) CAIRN_EXCLUDES(mutex_);
