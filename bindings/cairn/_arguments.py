@@ -52,6 +52,13 @@ def timeout_of(timeout: Any) -> float | None:
     return max(0.0, float(timeout)) if type(timeout) in (int, float) else seconds("timeout", timeout)
 
 
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        said = ", ".join(f'"{one}"' for one in allowed[:-1])
+        raise InvalidArgument(f'{name}: expected {said} or "{allowed[-1]}", found {value!r}')
+    return str(value)
+
+
 def callback(name: str, call: Any) -> Any:
     if call is not None and not callable(call):
         raise InvalidArgument(f"{name}: expected a function, found {call!r}")

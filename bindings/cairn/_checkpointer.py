@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _exit, _protect
-from ._arguments import checked, seconds, steering_of, timeout_of
+from ._arguments import checked, one_of, seconds, steering_of, timeout_of
 from ._best import KeepBest, check_best
 from ._catalog import Catalog
 from ._errors import DeadlineExceeded, Error
@@ -21,6 +21,7 @@ from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hi
 from ._paths import local_path
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
+from ._ranks.compared import Comparison
 from ._ranks.reading import Reading
 from ._ranks.schedule import Interval, Schedule
 from ._restoring import Restoring
@@ -71,9 +72,12 @@ class Checkpointer(Saving, Restoring, Catalog):
                      and calls `restore` together with the others. A rank waits for the others up to group_timeout
       replicated     names of tensors and values that are equal on every rank (patterns with * and ?): written once, and
                      readable at any number of ranks. The contents of DistributedDataParallel modules are replicated
-                     too. Everything else belongs to its rank. Every save compares names, dtypes, shapes and values,
-                     and with compare_replicas also the tensors' bytes (it reads all of them inside the call). A
+                     too. Everything else belongs to its rank. Every save compares names, dtypes, shapes and values. A
                      difference fails the save
+      per_rank       names (patterns too) of which each rank keeps its own, though they are replicated, or though ranks
+                     have the same names in a state of cairn.dcp
+      compare_replicas  when saves compare the contents of tensors, too, of which one rank's are kept: at the "first" save
+                     (and after names or sizes have changed), "always" or "never". It reads all of them inside the call
       unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
                      Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
                      "ignore"
@@ -118,16 +122,17 @@ class Checkpointer(Saving, Restoring, Catalog):
         group: Any = None,
         group_timeout: float = 600.0,
         replicated: str | Iterable[str] = (),
-        compare_replicas: bool = False,
+        per_rank: str | Iterable[str] = (),
+        compare_replicas: str = "first",
         interval: float | None = None,
         slowdown: float | None = None,
         mtbf: float | None = None,
         restart_time: float = 0.0,
     ) -> None:
         self.root = local_path(root, "root")
-        self._replicated = replication.Rules.of(replicated)
+        self._replicated = replication.Rules.of(replicated, per_rank)
         self._patterns = set()
-        self._compare_replicas = compare_replicas
+        self._compare_replicas = one_of("compare_replicas", compare_replicas, ("first", "always", "never"))
         self._when_full = when_full
         self._full_timeout = seconds("full_timeout", full_timeout)
         self._drain_timeout = seconds("drain_timeout", drain_timeout)
@@ -166,6 +171,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         if exist_ok and not read_only:
             close_earlier(self.root)
         self._ranks = Ranks(group, self.root, group_timeout)
+        self._comparison = Comparison(self._compare_replicas if self._ranks.world > 1 else "never")
         if not read_only and self._ranks.rank == 0:
             log_waiting(self.root, open_timeout)
         try:

@@ -16,11 +16,11 @@ from ._engine import Engine
 from ._errors import FailedPrecondition, Unsupported
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
+from ._ranks.compared import Comparison
 from ._ranks.schedule import Interval, Schedule
 from ._save import Save
 from ._stop import Stopping
 from ._tree import tensors as tree_tensors
-from ._tree.writer import Names
 
 if TYPE_CHECKING:
     from ._core import CopyPause
@@ -45,7 +45,8 @@ class Saving(Engine, Stopping):
     _in_order: threading.Lock  # KeepBest gets the saves in the order in which the engine does.
     _interval: Interval | None
     _schedule: Schedule | None
-    _compare_replicas: bool
+    _compare_replicas: str
+    _comparison: Comparison
     _when_full: str
     _full_timeout: float
     _group_timeout: float
@@ -82,11 +83,14 @@ class Saving(Engine, Stopping):
         def fill(tensors: tree_tensors.TensorCollector) -> list[tuple[str, str]]:
             nonlocal replicas
             text = _tree.flatten(tree, tensors)
-            values, replicas = self._replica_arguments(tree, text, replicated)
+            values, replicas = self._replica_arguments(step, tree, text, tensors, replicated, streams)
             about = described(metadata, metrics) if self._ranks.rank == 0 else []
             return [("tree", text), *values, *about]
 
-        return self._start(step, fill, lambda: replicas, streams=streams, replace=replace, metrics=metrics)
+        streams = [*streams]
+        save = self._start(step, fill, lambda: replicas, streams=streams, replace=replace, metrics=metrics)
+        self._comparison.saved(save)
+        return save
 
     def _start(
         self,
@@ -150,17 +154,19 @@ class Saving(Engine, Stopping):
         return [save for save in self._in_flight if not save.ended]
 
     def _replica_arguments(
-        self, tree: Any, text: str, more: str | Iterable[str] | replication.Rules
+        self,
+        step: int,
+        tree: Any,
+        text: str,
+        tensors: tree_tensors.TensorCollector,
+        more: str | Iterable[str] | replication.Rules = (),
+        streams: Iterable[Any] = (),
     ) -> tuple[list[tuple[str, str]], replication.Arguments]:
         if self._ranks.world == 1 and not self._replicated and not more:
             return [], replication.NOTHING
         rules = self._replicated | replication.Rules.of(more)
         self._warn_of_unmatched(rules, text)
-        if not self._compare_replicas:
-            return replication.save_arguments(tree, text, rules, None)
-        names = Names()
-        _tree.flatten(tree, names)
-        return replication.save_arguments(tree, text, rules, names.tensors)
+        return self._comparison.arguments(step, tree, text, rules, tensors, streams)
 
     def _warn_of_unmatched(self, rules: replication.Rules, text: str) -> None:
         """Once for each pattern that the caller gave, at its first save: it may be misspelt."""

@@ -49,7 +49,7 @@ def test_a_process_group_of_torch(root: Path, worlds: Worlds) -> None:
         dist.init_process_group("gloo")
         ddp = torch.nn.parallel.DistributedDataParallel(model)
         ddp(torch.randn(4, 8) + rank).sum().backward()
-        d = cairn.Checkpointer({str(root / "ddp")!r}, group=dist.group.WORLD, group_timeout=20, compare_replicas=True,
+        d = cairn.Checkpointer({str(root / "ddp")!r}, group=dist.group.WORLD, group_timeout=20, compare_replicas="always",
                                host_memory="8MiB", chunk="1MiB", queue_depth=2)
         d.save(1, {{"model": ddp, "mine": torch.full((2,), float(rank))}}).wait()
         before = {{k: v.clone() for k, v in ddp.state_dict().items()}}
@@ -123,7 +123,7 @@ DIFFERENCES = {
 
 
 def test_replicas_that_differ_fail_the_save_by_name(worlds: Worlds, root: Path) -> None:
-    world = worlds(2, SHARED + ", compare_replicas=True")
+    world = worlds(2, SHARED + ", compare_replicas='always'")
 
     for change, expected in DIFFERENCES.values():
         code = f"t = tree(1, rank)\n{change}\nc.save(1, t).wait()"
@@ -133,6 +133,59 @@ def test_replicas_that_differ_fail_the_save_by_name(worlds: Worlds, root: Path) 
 
     assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
     expect_whole(root, 1)
+
+
+COUNT = """
+from cairn._ranks import compared
+digested, of = [], compared.crc_of
+compared.crc_of = lambda tensor: digested.append(tensor.nbytes) or of(tensor)
+def count(step, t):
+    digested.clear()
+    save = c.save(step, t)
+    return [sum(digested), save.result()]
+def unlike(step):
+    t = tree(step, rank)
+    t["shared"]["w1"][7] += rank
+    return t
+"""
+ALL = 4 * 500 * (1 + 2 + 3 + 4 + 5 + 6)
+
+
+def test_contents_are_compared_at_the_first_save_and_when_sizes_change(worlds: Worlds, root: Path) -> None:
+    world = worlds(2, SHARED)
+    world.all(COUNT)
+    # A first save that ends before it could compare leaves that to the next one.
+    for change in ("", "if rank: t['bad'] = print"):
+        answers = world.answers(f"t = unlike(1)\n{change}\nc.save(1, t).wait()")
+        assert all(
+            "bad" in one["message"] or "shared/w1 (contents, first save)" in one["message"] for one in answers
+        ), answers
+    assert world.all("count(1, tree(1, rank))") == [[ALL, 1]] * 2
+    assert world.all("count(2, tree(2, rank))") == [[0, 2]] * 2
+    longer = "t = tree(3, rank); t['shared']['w0'] = torch.ones(501)"
+    assert world.all(f"{longer}; count(3, t)") == [[ALL + 4, 3]] * 2
+    assert world.all(f"{longer}; count(4, t)") == [[0, 4]] * 2
+    # A save that only one rank takes for a first one fails, and costs the next ones nothing.
+    for answer in world.answers("if rank: t = tree(5, rank)\nc.save(5, t).wait()"):
+        assert '(contents, first save)": rank 0 has nothing, rank 1 has CRC' in answer["message"], answer
+    assert world.all(f"{longer}; count(6, t)") == [[0, 6]] * 2
+    # Before the first has ended, nobody knows that it will fail: the second cannot be committed either.
+    world.all("t = unlike(7); t['shared']['w0'] = torch.ones(502); one = c.save(7, t); two = c.save(8, t)")
+    for save in ("one", "two"):
+        assert all("replicated values differ" in answer["message"] for answer in world.answers(f"{save}.wait()"))
+    expect_whole(root, 3, 4, 6)
+
+
+def test_what_a_rank_keeps_its_own_of_is_not_replicated(worlds: Worlds, root: Path) -> None:
+    two = worlds(2, SHARED + ", per_rank='shared/w1'")
+    two.all("t = tree(1, rank); t['shared']['w1'] += rank; c.save(1, t).wait()")
+
+    assert two.all("same(c.restore(blank(rank)), t)") == [True] * 2
+    two.all("c.close()")
+    with alone(root) as reader:
+        with pytest.raises(cairn.InvalidArgument, match=r"its own mine, shared/w1, rank\."):
+            reader.load()
+        assert float(reader.load(names="shared/w2")["shared/w2"][0]) == 3
 
 
 def test_a_rank_that_finds_no_checkpoint_tells_the_others(worlds: Worlds, root: Path) -> None:

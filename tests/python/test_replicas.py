@@ -11,7 +11,10 @@ import pytest
 import torch
 from cairn import _tree
 from cairn._ranks import replicas
+from cairn._ranks.compared import Comparison
+from cairn._ranks.digests import digest
 from cairn._ranks.replicas import TENSOR, Rules, leaves, tree_of
+from cairn._tree.tensors import TensorCollector
 from flat import flatten
 
 Pair = namedtuple("Pair", "left right")
@@ -26,6 +29,11 @@ TREE: dict[Any, Any] = {
 }
 
 
+def arguments(tree: Any, rules: Rules) -> Any:
+    tensors = TensorCollector()
+    return Comparison("never").arguments(1, tree, _tree.flatten(tree, tensors), rules, tensors)
+
+
 def text_of(tree: Any) -> str:
     return flatten(tree).text
 
@@ -33,7 +41,7 @@ def text_of(tree: Any) -> str:
 def test_leaves_have_the_trees_names() -> None:
     text = text_of(TREE)
 
-    for found in (leaves(tree_of(text)), replicas._leaves_of(text)):
+    for found in (leaves(tree_of(text)), replicas.leaves_of(text)):
         assert [name for name, node in found if node is TENSOR] == _tree.names(text)
         values = {name: node for name, node in found if node is not TENSOR}
         assert values["values/lr"] == 0.1 and values["values/text"] == '["t"]' and values["values/none"] is None
@@ -54,6 +62,7 @@ def test_a_tree_that_is_one_tensor_has_one_leaf() -> None:
         (Rules((), ("model",)), {"model/weight", "model/bias"}),
         (Rules((), ("model",), ("model/bias",)), {"model/weight"}),
         (Rules((), ("",), ("model",)), {"step", "models"}),
+        (Rules(("model/*", "step"), ("",), (), ("*bias",)), {"step", "model/weight", "models"}),
         (Rules(), set()),
     ],
 )
@@ -65,7 +74,15 @@ def test_rules(rules: Rules, covered: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"version":2,"patterns":[],"under":[],"but":[]}', '{"version":1,"patterns":[1]}']
+    "text",
+    [
+        "",
+        "[]",
+        '{"version":3,"patterns":[],"under":[],"but":[]}',
+        '{"version":1,"patterns":[1]}',
+        '{"version":2,"patterns":[],"under":[],"but":[],"per_rank":"x"}',
+        '{"version":2,"patterns":[],"under":[],"but":[],"per_rank":[1]}',
+    ],
 )
 def test_rules_that_are_none(text: str) -> None:
     with pytest.raises(cairn.Corrupt, match="what is replicated"):
@@ -75,24 +92,22 @@ def test_rules_that_are_none(text: str) -> None:
 def test_arguments_say_what_is_alike() -> None:
     tree = {"model": {"w": torch.ones(2), "long": "x" * 100}, "lr": 0.5, "mine": torch.ones(1)}
 
-    values, (names, rank0_tensors, identical_values) = replicas.save_arguments(
-        tree, text_of(tree), Rules.of(["model/*", "lr"]), None
-    )
+    values, (names, rank0_tensors, identical_values) = arguments(tree, Rules.of(["model/*", "lr"]))
 
     assert Rules.parse(dict(values)["replicas"]) == Rules.of(["model/*", "lr"])
     assert names == ["model/w"] and rank0_tensors == []
     assert dict(identical_values)["lr"] == "0.5" and dict(identical_values)["model/long"].startswith(
         "102 characters with CRC "
     )
-    assert replicas.save_arguments(tree, text_of(tree), Rules(), None) == ([], replicas.NOTHING)
+    assert arguments(tree, Rules()) == ([], replicas.NOTHING)
 
 
 def test_contents_are_of_the_elements_whatever_the_layout() -> None:
     tensor = torch.arange(12.0).reshape(3, 4)
-    same = replicas.digest(tensor)
-    assert replicas.digest(tensor.t().contiguous().t()) == same == replicas.digest(tensor.numpy())
-    assert replicas.digest(tensor.t()) != same
-    assert replicas.digest(torch.tensor(True)) != replicas.digest(torch.tensor(False))
+    same = digest(tensor)
+    assert digest(tensor.t().contiguous().t()) == same == digest(tensor.numpy())
+    assert digest(tensor.t()) != same
+    assert digest(torch.tensor(True)) != digest(torch.tensor(False))
 
 
 def test_a_pattern_that_matches_nothing_is_told_once(make: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from .._errors import Corrupt, InvalidArgument
 from .._memory import cloned
-from .._ranks.replicas import digest
+from .._ranks.digests import digest
 from .._tree.tensors import Placement
 
 FORMAT = "cairn.huggingface/2"

@@ -70,7 +70,7 @@ class Run:
             tree, more = gather()
             weights = {name: value for name, value in tree.items() if name not in (TRAINER, RANK)}
             text = _tree.flatten(tree, tensors)
-            values, (shared, first, identical) = self.checkpointer._replica_arguments(tree, text, ())
+            values, (shared, first, identical) = self.checkpointer._replica_arguments(step, tree, text, tensors)
             # The index that names their file is written before it is known who writes what else.
             of_rank_0 = [name for name in shared if not name.startswith(f"{TRAINER}/")]
             replicas = [name for name in shared if name.startswith(f"{TRAINER}/")], first + of_rank_0, identical
@@ -86,6 +86,7 @@ class Run:
         replace = step in self.order
         hold = self.checkpointer._group_timeout if leads else 0.0
         save = self.checkpointer._start(step, fill, lambda: replicas, replace=replace, hold=hold)
+        self.checkpointer._comparison.saved(save)
         if leads:
             self.companions.add(save, files)
         self.saves[step] = save

@@ -17,7 +17,7 @@ from .stores import resolve
 T = TypeVar("T")
 _CALLS = {  # Which call of the Checkpointer exchanges these messages.
     "open": "opens the Checkpointer", "choice": "calls restore", "choice found": "calls restore",
-    "restore": "calls restore", "dcp": "saves", "dcp items": "saves",
+    "restore": "calls restore", "dcp": "saves", "dcp items": "saves", "dcp values": "saves", "dcp contents": "saves",
 }  # fmt: skip
 
 

@@ -22,11 +22,11 @@ from .._tree.paths import join, part_of
 from .._tree.reader import key_of
 from .._tree.tensors import StoredTensors
 
-_VERSION = 1
+_VERSION = 2
 _MAX_LISTED = 20  # Names in one message.
 _LONGEST_TEXT = 60  # Characters of a value that ranks compare; longer values are compared by digest.
 # What forward writes, as a module's state_dict() has it: there it cannot be told that it is a buffer.
-_STATISTICS = re.compile(r"[/.](running_mean|running_var|num_batches_tracked)$")
+STATISTICS = re.compile(r"[/.](running_mean|running_var|num_batches_tracked)$")
 _SHARD = re.compile(r"shard-(\d+)\.")
 _PLAIN = (int, float, str, type(None))
 TENSOR = object()  # Stands for a tensor among leaves.
@@ -38,21 +38,20 @@ NOTHING: Arguments = ([], [], [])
 @dataclass(frozen=True)
 class Rules:
     """Which names are replicated: those that match a whole pattern (with * and ?), and those at or below a path in
-    `under`, except those at or below a path in `but`."""
+    `under`, except those at or below a path in `but`. None that matches a pattern in `per_rank`."""
 
     patterns: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
     but: tuple[str, ...] = ()
+    per_rank: tuple[str, ...] = ()
     given: tuple[str, ...] = field(default=(), compare=False)  # The patterns that a caller gave as plain text.
 
     @staticmethod
-    def of(patterns: str | Iterable[str] | Rules) -> Rules:
+    def of(patterns: str | Iterable[str] | Rules, per_rank: str | Iterable[str] = ()) -> Rules:
         if isinstance(patterns, Rules):
             return patterns
-        given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        if not all(isinstance(pattern, str) for pattern in given):
-            raise InvalidArgument(f"replicated: expected patterns, found {given!r}")
-        return Rules(given, given=given)
+        given = patterns_of("replicated", patterns)
+        return Rules(given, per_rank=patterns_of("per_rank", per_rank), given=given)
 
     def __or__(self, other: Rules) -> Rules:
         both = (
@@ -61,6 +60,7 @@ class Rules:
                 (self.patterns, other.patterns),
                 (self.under, other.under),
                 (self.but, other.but),
+                (self.per_rank, other.per_rank),
                 (self.given, other.given),
             )
         )
@@ -70,27 +70,43 @@ class Rules:
         return bool(self.patterns or self.under)
 
     def covers(self, name: str) -> bool:
-        if name in self.patterns or (self.patterns and _expression(self.patterns).match(name)):
+        if self.per_rank and matches(self.per_rank, name):
+            return False
+        if name in self.patterns or (self.patterns and matches(self.patterns, name)):
             return True
         return _is_under(name, self.under) and not _is_under(name, self.but)
 
     def text(self) -> str:
-        return json.dumps(
-            {"version": _VERSION, "patterns": self.patterns, "under": self.under, "but": self.but},
-            separators=(",", ":"),
-        )
+        members: dict[str, Any] = {"version": 1, "patterns": self.patterns, "under": self.under, "but": self.but}
+        if self.per_rank:
+            members |= {"version": 2, "per_rank": self.per_rank}
+        return json.dumps(members, separators=(",", ":"))
 
     @staticmethod
     def parse(text: str) -> Rules:
         try:
-            match json.loads(text):
+            match members := json.loads(text):
                 case {"version": int(version), "patterns": list(a), "under": list(b), "but": list(c)} if (
-                    version <= _VERSION and all(isinstance(one, str) for one in (*a, *b, *c))
+                    version <= _VERSION
+                    and isinstance(d := members.get("per_rank", []), list)
+                    and all(isinstance(one, str) for one in (*a, *b, *c, *d))
                 ):
-                    return Rules(tuple(a), tuple(b), tuple(c))
+                    return Rules(tuple(a), tuple(b), tuple(c), tuple(d))
         except ValueError:
             pass
         raise Corrupt("the checkpoint's list of what is replicated: expected version, patterns, under, but")
+
+
+def matches(patterns: tuple[str, ...], name: str) -> bool:
+    """Whether it matches all of one of the patterns."""
+    return _expression(patterns).match(name) is not None
+
+
+def patterns_of(option: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise InvalidArgument(f"{option}: expected patterns, found {given!r}")
+    return patterns
 
 
 @lru_cache(maxsize=64)
@@ -151,7 +167,7 @@ def tree_of(text: str) -> Any:
 # Saving
 
 
-def _leaves_of(text: str) -> list[tuple[str, Any]]:
+def leaves_of(text: str) -> list[tuple[str, Any]]:
     """The leaves of a whole text, made fast because the caller of `save` waits: no list for each tensor. Neither
     pattern can occur within a string, and no node is NaN."""
     marked = text.replace('["t"]', "NaN").replace('["a"]', "NaN")
@@ -195,38 +211,10 @@ def find_modules(tree: Any) -> tuple[Rules, list[str]]:
     return Rules((), tuple(under), tuple(but)), rank0_tensors
 
 
-def save_arguments(
-    tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] | None
-) -> tuple[list[tuple[str, str]], Arguments]:
-    """What _core.Checkpointer.save needs to know of a tree with this text: more values, and what is replicated.
-
-    If `tensors` (the tree's, by name) are given, their bytes are compared as well, except for modules' buffers, which
-    are rank 0's.
-    """
-    rules, buffers = find_modules(tree)
-    rules |= declared
-    if not rules:
-        return [], NOTHING
-    rank0_tensors = set(buffers)
-    names: list[str] = []
-    first: list[str] = []
-    identical: list[tuple[str, str]] = []
-    for name, node in _leaves_of(text):
-        if not rules.covers(name):
-            continue
-        if node is TENSOR:
-            (first if name in rank0_tensors or _STATISTICS.search(name) else names).append(name)
-        else:
-            identical.append((name, _short(json.dumps(node))))
-    if tensors is not None:
-        identical += [(f"{name} (contents)", digest(tensors[name])) for name in names]
-    return [("replicas", rules.text())], (names, first, identical)
-
-
 def unmatched(patterns: Iterable[str], text: str) -> list[str]:
     """Those that match no name in a tree's text."""
     left = dict.fromkeys(patterns)
-    for name, _ in _leaves_of(text):
+    for name, _ in leaves_of(text):
         for pattern in [pattern for pattern in left if fnmatch.fnmatchcase(name, pattern)]:
             del left[pattern]
         if not left:
@@ -234,17 +222,8 @@ def unmatched(patterns: Iterable[str], text: str) -> list[str]:
     return [*left]
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{len(text)} characters with CRC {zlib.crc32(text.encode()):08x}"
-
-
-def digest(tensor: Any) -> str:
-    """A digest of a tensor's elements. Waits for the device, and copies to the host."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
-        return f"CRC {zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy()):08x}"
-    return f"CRC {zlib.crc32(tensor.tobytes()):08x}"
 
 
 # Reading

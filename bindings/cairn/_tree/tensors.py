@@ -76,8 +76,11 @@ class TensorCollector:
     def __init__(self) -> None:
         self.core = _core.TreeTensors(_reader())
         self.kept: list[Any] = []  # What the engine reads: it must live until the save is captured.
+        # The tensors, and what else the dicts with them hold: keys and values below each prefix (None: whole names).
+        self.given: list[tuple[str | None, list[Any], list[Any]]] = []
 
     def add(self, name: str, tensor: Any, part: _core.Part | None = None) -> None:
+        self.given.append((None, [name], [tensor]))
         self.kept.append(tensor)
         before = len(self.kept)
         view = describe(name, tensor, self.kept)
@@ -90,6 +93,7 @@ class TensorCollector:
         self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
     ) -> str | None:
         self.kept.append(values)
+        self.given.append((prefix, keys, values))
         return self.core.add_all(keys, values, prefix, pairs, node)
 
 
