@@ -42,7 +42,8 @@ except ImportError as error:
     raise ImportError(f"cairn.megatron needs megatron-core 0.16: {error}") from error
 
 from ._checkpointer import Checkpointer
-from ._dcp.items import Items, Piece, check_storable
+from ._dcp.items import Items, Piece
+from ._dcp.plain_values import check_storable
 from ._dcp.reader import StorageReader
 from ._errors import InvalidArgument, Unsupported
 from ._save import Save

@@ -42,17 +42,17 @@ def test_fsdp2_saved_on_4_ranks_loads_on_2_8_and_1(worlds: Worlds, root: Path, h
 
 def test_small_items_of_the_same_ranks_are_written_side_by_side() -> None:
     """By one of these ranks, until it has 64 MiB of them; large ones by who has the least."""
-    from cairn._dcp.shares import _assign
+    from cairn._dcp.shares import assign
 
-    large = [[[f"large {i}", []], 1 << 20, ""] for i in range(8)]
-    small = [[[f"small {i}", []], 60_000, ""] for i in range(3000)]
-    mine = [_assign([[*large, *small]] * 4, rank) for rank in range(4)]
+    large = [((f"large {i}", ()), 1 << 20, "", "") for i in range(8)]
+    small = [((f"small {i}", ()), 60_000, "", "") for i in range(3000)]
+    mine = [assign([[*large, *small]] * 4, rank) for rank in range(4)]
 
     assert sum(len(keys) for keys in mine) == len(set().union(*mine)) == 3008
     assert [sum(name.startswith("large") for name, _ in keys) for keys in mine] == [2] * 4
     first = {name for name, _ in mine[0] if name.startswith("small")}
-    assert len(first) == (64 << 20) // 60_000 and first == set(sorted(name for [name, _], _, _ in small)[: len(first)])
-    alone = [_assign([large, small[:100], small[:100]], rank) for rank in range(3)]
+    assert len(first) == (64 << 20) // 60_000 and first == set(sorted(name for (name, _), *_ in small)[: len(first)])
+    alone = [assign([large, small[:100], small[:100]], rank) for rank in range(3)]
     assert [len(keys) for keys in alone] == [8, 100, 0]
 
 
@@ -223,7 +223,13 @@ def test_a_value_that_one_rank_cannot_keep_fails_all_by_name(worlds: Worlds) -> 
     world = worlds(2)
     for how in ("sync", "async"):
         answers = world.answers(f'save({{"w": torch.ones(4), "v": object() if rank else 1}}, 1, "{how}")')
-        assert all("v: a value of type object cannot be kept" in answer["message"] for answer in answers), answers
+        # Staging does not know the planner, and compares first.
+        said = (
+            "v: a value of type object cannot be kept"
+            if how == "sync"
+            else '"v": rank 0 has 1, rank 1 has a value of type object'
+        )
+        assert all(said in answer["message"] for answer in answers), answers
     assert world.all('save({"w": torch.ones(4)}, 1)') == [None] * 2
 
 
@@ -272,7 +278,7 @@ def test_unlike_replicas_fail_alike(worlds: Worlds, first: str, second: str, tol
     for how in ("sync", "async"):
         answers = world.answers(f'save({{"v": 1, "w": {second} if rank else {first}}}, 1, "{how}")')
         assert all(f'"w" is {told}: what ranks hold' in answer["message"] for answer in answers), answers
-    assert world.all('save({"v": rank, "w": torch.ones(4)}, 1)') == [None] * 2
+    assert world.all('save({"v": 1, "w": torch.ones(4)}, 1)') == [None] * 2
 
 
 def test_a_save_that_fails_on_one_rank_before_the_plan_is_told_to_all_and_costs_the_group_nothing(

@@ -21,7 +21,7 @@ from .._errors import Corrupt
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
-from .items import Items, check_storable
+from .items import Items
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
@@ -61,8 +61,7 @@ def start_save_of(
         found = _items_of_state(planner, SavePlanner())
         if checkpointer.rank == 0:
             for name, value in values.items():
-                check_storable(value, name)
-            found.values |= values
+                found.add_value(name, value)
             found.paths = {**found.paths, **{name: (name,) for name in values}}
         found.check_storable()
         return found

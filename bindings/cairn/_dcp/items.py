@@ -17,30 +17,37 @@ array in a value has that. No tensor's fqn is empty.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from json.encoder import encode_basestring as _quote
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from .. import _core
 from .._errors import Corrupt, InvalidArgument, Unsupported
 from .._tree import Stored, values
-from .._tree.paths import fields_of, is_stateful, is_unicode, kind_name, readable
+from .._tree.paths import is_unicode, kind_name
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name
 from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
 from .forms import dtypes_of, path_of, tie_of, well_formed
+from .plain_values import (
+    BELOW,
+    ExactWriter,
+    Form,
+    Held,
+    Key,
+    below,
+    check_storable,
+    described,
+    form_of,
+    held_values,
+    large_arrays,
+)
 
-Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; the offset of a whole item is ().
-# One of the things that a rank holds: its bytes, and what it is, which is the same on every rank that holds it.
-Held: TypeAlias = tuple[Key, int, str]
-VALUE = "a plain value"  # Counts as 0 bytes, and may differ between ranks.
 _VERSION = 2
-BELOW = "/~v"  # No key in a value is written like this.
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Piece:
     tensor: Any
     offset: tuple[int, ...] | None = None
     size: tuple[int, ...] = ()  # Of the whole.
+    layout: str = ""  # See Held.
 
     @property
     def key(self) -> Key:
@@ -66,6 +74,17 @@ class Items:
     pickled: dict[str, bytes] = field(default_factory=dict)
     paths: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     flat: Mapping[str, Any] = field(default_factory=dict)  # The state dict that it was made of, by fqn.
+    forms: dict[str, Form] = field(default_factory=dict)  # Of the values, by fqn.
+
+    def add_value(self, fqn: str, value: Any) -> None:
+        """InvalidArgument or Unsupported, with the name, for a value that cannot be kept without pickle."""
+        self.forms[fqn] = form_of(value, fqn)
+        self.values[fqn] = value
+
+    def add_pickled(self, fqn: str, value: Any, data: bytes) -> None:
+        text = f"{kind_name(value)}, pickled, {len(data)} bytes with CRC {zlib.crc32(data):08x}"
+        self.forms[fqn] = Form(text, {})
+        self.pickled[fqn] = data
 
     def check_storable(self) -> None:
         """Raises InvalidArgument or Unsupported, with the name, before other ranks wait for this one."""
@@ -74,9 +93,20 @@ class Items:
 
     def held(self) -> list[Held]:
         return [
-            (piece.key, _size_of(piece.tensor), described(piece.tensor.dtype, piece.tensor.shape, piece.size))
+            (
+                piece.key,
+                _size_of(piece.tensor),
+                described(piece.tensor.dtype, piece.tensor.shape, piece.size),
+                piece.layout,
+            )
             for piece in self.pieces
-        ] + [((fqn, ()), 0, VALUE) for fqn in (*self.pickled, *self.values)]
+        ] + held_values(self.forms)
+
+    def contents(self) -> Callable[[Key], Any]:
+        """What gives the tensor, or the large array in a value, that `held` names."""
+        tensors = {piece.key: piece.tensor for piece in self.pieces}
+        tensors.update(large_arrays(self.forms))
+        return tensors.__getitem__
 
     def select(self, keys: set[Key] | None) -> Items:
         """The items with these keys; None: all."""
@@ -93,7 +123,7 @@ class Items:
     def add_to(self, sink: TensorCollector) -> str:
         """Gives the tensors to the sink; returns the text of everything else."""
         self._refuse_names()
-        writer = _ExactWriter(sink)
+        writer = ExactWriter(sink)
         whole = {_name_of(piece.fqn): piece.tensor for piece in self.pieces if piece.offset is None}
         pickled = {_name_of(fqn): data for fqn, data in self.pickled.items()}
         # In C++ if the names allow it: there may be 100,000 tensors.
@@ -103,7 +133,7 @@ class Items:
         tied = _add_parts(sink, self.pieces, {*whole, *pickled})
         for name, data in pickled.items():
             sink.add(name, torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        nodes = [f"{json.dumps(fqn)}:{writer.node(value, _below(fqn))}" for fqn, value in self.values.items()]
+        nodes = [f"{json.dumps(fqn)}:{writer.node(value, below(fqn))}" for fqn, value in self.values.items()]
         rest: dict[str, Any] = {"paths": self.paths, "pickled": [*self.pickled], "tied": tied}
         if any(
             str(dtype).removeprefix("torch.") in AS_BYTES for dtype in {piece.tensor.dtype for piece in self.pieces}
@@ -148,12 +178,6 @@ def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> l
     return tied
 
 
-def described(dtype: Any, shape: Iterable[int], size: Iterable[int] = ()) -> str:
-    """A tensor, or a chunk of one of this size."""
-    of = f" of {[*size]}" if size else ""
-    return f"{str(dtype).removeprefix('torch.')} {[*shape]}{of}"
-
-
 def _size_of(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
@@ -161,51 +185,6 @@ def _size_of(tensor: Any) -> int:
 def _name_of(fqn: str) -> str:
     """The name of a tensor in the file."""
     return fqn + BELOW if BELOW in fqn else fqn
-
-
-def _below(fqn: str) -> str:
-    return fqn + BELOW
-
-
-class _DTypeCheck(Names):
-    """A sink that refuses dtypes that files cannot hold."""
-
-    def add(self, name: str, tensor: Any) -> None:
-        dtype_name(name, tensor)
-
-
-class _ExactWriter(Writer):
-    """Keeps classes by module and name, and refuses values that would come back as another type: DCP may load without
-    a tree that gives the classes."""
-
-    def _other(self, value: Any, name: str) -> str:
-        if is_stateful(value):
-            hint = "DCP takes apart only what is in the state dict itself: put its state_dict() there"
-            raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {hint}")
-        text, kind = super()._other(value, name), type(value)
-        by_name = isinstance(value, Enum) or fields_of(kind) or values.is_dataclass(kind)
-        if by_name and not values.is_found(kind):
-            raise InvalidArgument(
-                f"{readable(name)}: {kind_name(value)} cannot be kept: its class is not found by its name, as one that "
-                "is made within a function: define it at the top of a module"
-            )
-        return text
-
-    def class_name(self, kind: type) -> str:
-        return self._later(_quote(values.class_path(kind)))
-
-
-def check_storable(value: Any, fqn: str) -> None:
-    """Raises InvalidArgument or Unsupported, with the name, for a value that cannot be kept without pickle."""
-    _ExactWriter(_DTypeCheck()).node(value, fqn)
-
-
-def is_storable(value: Any, fqn: str) -> bool:
-    try:
-        check_storable(value, fqn)
-    except (InvalidArgument, Unsupported):
-        return False
-    return True
 
 
 # Reading
@@ -254,7 +233,7 @@ class StoredItems:
     def tensors_of(self, fqn: str) -> dict[str, str]:
         """The tensors that a value needs, by name, each with its kind (see `_tree.kinds`)."""
         with well_formed(f'"{fqn}"'):
-            kinds = kinds_in(self.values[fqn], _below(fqn))
+            kinds = kinds_in(self.values[fqn], below(fqn))
         for name in kinds:
             if name not in self.tensors:
                 raise Corrupt(f'"{fqn}": its value names the tensor "{name}", but no shard holds it')
@@ -278,7 +257,7 @@ class StoredItems:
             )
 
         with well_formed(f'"{fqn}"'):
-            return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, _below(fqn), False)
+            return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, below(fqn), False)
 
 
 def read_items(details: Mapping[str, Any]) -> StoredItems:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import InvalidArgument, Unsupported
-from .items import check_storable
+from .plain_values import check_storable
 from .shares import check_plans
 
 

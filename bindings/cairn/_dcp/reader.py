@@ -31,8 +31,9 @@ from .._memory import check as check_memory
 from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
-from .items import BELOW, StoredItems, is_step, parse_step, part_of, read_items
+from .items import StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out
+from .plain_values import BELOW
 from .planners import LoadPlanner
 from .targets import Targets
 from .uploads import Uploads

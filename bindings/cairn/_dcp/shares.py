@@ -4,67 +4,191 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from .._errors import InvalidArgument
 from .._ranks.agreement import Ranks
-from .items import VALUE, Items, Key, described
+from .compare import (
+    Holders,
+    Unproved,
+    check_identical,
+    holders_of,
+    pack,
+    refuse,
+    shortened,
+    unlike_contents,
+    unlike_values,
+    unproved,
+)
+from .items import Items
+from .plain_values import VALUE, Form, Held, Key, described
 
-# Which version of `_assign`. Ranks with different ones would leave out what each takes for another's. The messages of the
-# first had none, and began with the step, whose first byte was 0.
-_RULE = b"\2"
+T = TypeVar("T")
+# Which version of these messages and of `_assign`. Ranks with different ones would leave out what each takes for
+# another's. The messages of the first had none, and began with the step, whose first byte was 0.
+_RULE = b"\3"
+_SHA = 32  # Bytes.
+_OF_VALUES = 8
+
+
+class Contents(Protocol):
+    """All that one rank holds, for the ranks to compare."""
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """Of the values, by fqn."""
+
+    def held(self) -> list[Held]: ...
+
+    def contents(self) -> Callable[[Key], Any]:
+        """Gives the tensor of a key."""
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """What all ranks know since they last exchanged what they hold."""
+
+    own: bytes = b""  # Digest of what this rank held.
+    of: bytes = b""  # Digest of what all ranks held.
+    mine: set[Key] = field(default_factory=set)
+    values: list[tuple[Holders, list[str]]] = field(
+        default_factory=list
+    )  # Names of values, by the ranks that hold them.
+    unproved: Unproved = field(default_factory=dict)
 
 
 class WriteShares:
-    """Which rank writes what several ranks hold. All ranks agree on it, and keep it as long as nothing changes."""
+    """Which rank writes what several ranks hold, once it is known to be equal. All ranks agree on it, and keep it as long
+    as nothing changes.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    Each save costs one exchange of digests: of what each rank holds, and of values that several ranks hold. If names,
+    dtypes, shapes or layouts have changed, the ranks exchange lists. Then they compare the contents of tensors that
+    several hold and no layout proves to be equal: of new ones if `compare` is "first", none if it is "never". If it is
+    "always" each save compares all of them.
+    """
+
+    def __init__(self, ranks: Ranks, root: str, compare: str) -> None:
+        self._ranks, self._root, self._compare = ranks, root, compare
         self._lock = threading.Lock()
-        self._of = b""  # Digest of what all ranks held when they agreed on `_mine`.
-        self._mine: set[Key] = set()
+        self._agreed = _Agreed()
 
-    def mine(self, items: Items, step: int) -> set[Key] | None:
-        """The keys that this rank writes; None: all. Every rank calls this, and waits for the others."""
+    def mine(self, items: Contents, step: int) -> set[Key] | None:
+        """The keys that this rank writes; None: all. Every rank calls this, and waits for the others. If what several
+        ranks hold differs, every rank raises InvalidArgument with the names."""
         if self._ranks.world == 1:
             return None
         with self._lock:
-            text = json.dumps(items.held()).encode()
-            mine = step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of
-            said = self._ranks.exchange("dcp", _RULE + mine)
-            if unlike := [rank for rank, message in enumerate(said) if not message.startswith(_RULE)]:
-                raise InvalidArgument(
-                    f"rank {unlike[0]} runs another version of Cairn than rank {self._ranks.rank}, which divides what "
-                    "several ranks hold otherwise: install one version on all ranks"
-                )
-            messages = [message[len(_RULE) :] for message in said]
-            for rank, message in enumerate(messages):
-                if (theirs := int.from_bytes(message[:8], "big")) != step:
-                    raise InvalidArgument(
-                        f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
-                        "steps in the same order"
-                    )
-            digests = hashlib.sha256(b"".join(message[8:40] for message in messages)).digest()
-            if any(message[40:] != digests for message in messages):
-                lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))
-                self._mine = _assign([json.loads(zlib.decompress(one)) for one in lists], self._ranks.rank)
-                self._of = digests
-            return self._mine
+            where = f"{self._root}, step {step}"
+            known = self._agreed
+            text = json.dumps([_global_rank(), items.held()]).encode()
+            own = hashlib.sha256(text).digest()
+            values = {fqn: form.told() for fqn, form in items.forms.items()}
+            said = self._exchange(step, own + known.of + (self._digests(values) if own == known.own else b""))
+            of = hashlib.sha256(b"".join(message[:_SHA] for message in said)).digest()
+            told = {message[_SHA : 2 * _SHA] for message in said}
+            unlike: dict[str, str] = {}
+            if told != {of}:
+                known, unlike = self._agree(text, own, of, values)
+                # Without what a rank alone has as compared, for which the others would wait.
+                before = self._agreed.unproved if len(told) == 1 else {}
+                compared = {key: what for key, what in known.unproved.items() if before.get(key) != what}
+            else:
+                self._check_values([message[2 * _SHA :] for message in said], values, where)
+                compared = {}
+            if self._compare == "always":
+                compared = known.unproved
+            if compared and self._compare != "never":
+                unlike |= self._unlike_contents(compared, items)
+            refuse(unlike, where)
+            self._agreed = known
+            return known.mine
 
     def select(self, gather: Callable[[], Items], step: int) -> Items:
         """What this rank writes of the items that `gather` returns. Every rank calls this, and waits for the others.
         What `gather` raises on one rank, every rank raises."""
-        try:
-            items = gather()
-        except BaseException as error:
-            self._ranks.give_up("dcp", error)
-            raise
+        items = self._together("dcp", gather)
         return items.select(self.mine(items, step))
+
+    def _together(self, what: str, call: Callable[[], T]) -> T:
+        """What the call returns, before the exchange of that name: the other ranks raise what it raises."""
+        try:
+            return call()
+        except BaseException as error:
+            self._ranks.give_up(what, error)
+            raise
+
+    def _exchange(self, step: int, message: bytes) -> list[bytes]:
+        said = self._ranks.exchange("dcp", _RULE + step.to_bytes(8, "big") + message)
+        if unlike := [rank for rank, one in enumerate(said) if not one.startswith(_RULE)]:
+            raise InvalidArgument(
+                f"rank {unlike[0]} runs another version of Cairn than rank {self._ranks.rank}, which divides what "
+                "several ranks hold otherwise: install one version on all ranks"
+            )
+        messages = [one[len(_RULE) :] for one in said]
+        for rank, one in enumerate(messages):
+            if (theirs := int.from_bytes(one[:8], "big")) != step:
+                raise InvalidArgument(
+                    f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
+                    "steps in the same order"
+                )
+        return [one[8:] for one in messages]
+
+    def _agree(self, text: bytes, own: bytes, of: bytes, values: Mapping[str, str]) -> tuple[_Agreed, dict[str, str]]:
+        """With the values that differ, by name."""
+        shared = json.dumps(shortened(values)).encode()
+        said = [
+            [json.loads(part) for part in zlib.decompress(message).split(b"\n")]
+            for message in self._ranks.exchange("dcp items", zlib.compress(text + b"\n" + shared, 1))
+        ]
+        lists = [
+            [((fqn, tuple(offset)), size, what, layout) for (fqn, offset), size, what, layout in held]
+            for (_, held), _ in said
+        ]
+        check_identical([[(key, what) for key, _, what, _ in held] for held in lists])
+        holders = holders_of(lists)
+        shared_values: dict[Holders, list[str]] = {}
+        for fqn in sorted({fqn for _, found in said for fqn in found}):
+            if len(ranks := holders[fqn, ()]) > 1:
+                shared_values.setdefault(ranks, []).append(fqn)
+        # Ranks of several jobs may share a number, and then a mesh says nothing.
+        one_job = len({rank for (rank, _), _ in said}) == len(said)
+        mine = assign(lists, self._ranks.rank)
+        agreed = _Agreed(own, of, mine, sorted(shared_values.items()), unproved(lists, holders, one_job))
+        return agreed, unlike_values([found for _, found in said])
+
+    def _digests(self, values: Mapping[str, str]) -> bytes:
+        """Of the values that this rank and others hold, one for each set of ranks."""
+        return b"".join(
+            hashlib.blake2b("\0".join(values[fqn] for fqn in fqns).encode(), digest_size=_OF_VALUES).digest()
+            if self._ranks.rank in ranks
+            else bytes(_OF_VALUES)
+            for ranks, fqns in self._agreed.values
+        )
+
+    def _check_values(self, digests: Sequence[bytes], values: Mapping[str, str], where: str) -> None:
+        for i, (ranks, _) in enumerate(self._agreed.values):
+            at = slice(i * _OF_VALUES, (i + 1) * _OF_VALUES)
+            if len({digests[rank][at] for rank in ranks}) > 1:
+                lists = self._ranks.exchange("dcp values", json.dumps(shortened(values)).encode())
+                refuse(unlike_values([json.loads(one) for one in lists]), where)
+                raise InvalidArgument(f"{where}: the plain values that ranks {[*ranks]} hold differ")
+
+    def _unlike_contents(self, compared: Unproved, items: Contents) -> dict[str, str]:
+        packed = self._together("dcp contents", lambda: pack(compared, items.contents(), self._ranks.rank))
+        return unlike_contents(compared, self._ranks.exchange("dcp contents", packed))
+
+
+def _global_rank() -> int:
+    """What meshes call this rank."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 # Small tensors lie side by side in a shard (src/base/store_order.h). One rank writes those that the same ranks hold, up
@@ -73,20 +197,16 @@ _SMALL = 64 << 10
 _SHARE_OF_SMALL = 64 << 20
 
 
-def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
+def assign(lists: Sequence[Sequence[Sequence[Any]]], rank: int) -> set[Key]:
     """Gives each item, largest first, to the one of its holders with the least to write; small ones with the same
     holders to one of these. The same on every rank, and what src/restore/forecast.cc assumes."""
-    check_identical([[((fqn, tuple(offset)), what) for (fqn, offset), _, what in items] for items in lists])
-    holders: dict[Key, list[int]] = {}
-    sizes: dict[Key, int] = {}
-    for holder, items in enumerate(lists):
-        for (fqn, offset), size, _ in items:
-            holders.setdefault((fqn, tuple(offset)), []).append(holder)
-            sizes[fqn, tuple(offset)] = size
+    holders = holders_of(lists)
+    sizes = {key: size for held in lists for key, size, *_ in held}
+    writers: dict[Key, int] = {}
     loads = [0] * len(lists)
     small: dict[tuple[int, ...], tuple[int, int]] = {}  # Who writes them, and the bytes so far.
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
-        of, size = tuple(holders[key]), sizes[key]
+        of, size = holders[key], sizes[key]
         writer = least = min(of, key=lambda holder: (loads[holder], holder))
         if size <= _SMALL:
             writer, taken = small.get(of, (least, 0))
@@ -94,51 +214,26 @@ def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
                 writer, taken = least, 0
             small[of] = writer, taken + size
         loads[writer] += size
-        holders[key] = [writer]
-    return {key for key, writers in holders.items() if writers == [rank]}
-
-
-def check_identical(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
-    """Raises InvalidArgument if ranks hold different things under one name, at one offset, or parts of different tensors
-    under one name. A list for each rank."""
-    seen: dict[Key, tuple[int, str]] = {}
-    wholes: dict[str, tuple[int, str]] = {}
-    for rank, items in enumerate(lists):
-        for key, what in items:
-            first, expected = seen.setdefault(key, (rank, what))
-            if what != expected:
-                raise InvalidArgument(
-                    f'"{key[0]}" is {expected} on rank {first} and {what} on rank {rank}: what ranks hold under one name, at '
-                    "one offset, is written once and must be equal"
-                )
-            if first != rank:
-                continue  # The whole was compared, too.
-            whole = _whole_of(what)
-            first, expected = wholes.setdefault(key[0], (rank, whole))
-            if whole != expected:
-                raise InvalidArgument(
-                    f'"{key[0]}" is {expected} on rank {first} and {whole} on rank {rank}: what ranks hold under one name '
-                    "must be identical, or parts of one tensor"
-                )
-
-
-def _whole_of(what: str) -> str:
-    """Of what `described` says."""
-    chunk, _, size = what.partition(" of ")
-    return f"a part of {chunk.partition(' ')[0]} {size}" if size else what
+        writers[key] = writer
+    return {key for key, writer in writers.items() if writer == rank}
 
 
 def check_plans(plans: Sequence[Sequence[WriteItem]]) -> None:
     """The same for the items of DCP's plans, before what is identical is dropped from all but one."""
-    check_identical([[(key_of(item), _described(item)) for item in items] for items in plans])
+    check_identical([[(key_of(item), described_item(item)) for item in items] for items in plans])
 
 
 def key_of(item: WriteItem) -> Key:
     return item.index.fqn, tuple(item.index.offset or ()) if item.type == WriteItemType.SHARD else ()
 
 
-def _described(item: WriteItem) -> str:
+def described_item(item: WriteItem) -> str:
     if item.tensor_data is None:
         return VALUE
     size = item.tensor_data.size if item.type == WriteItemType.SHARD else ()
     return described(item.tensor_data.properties.dtype, item.tensor_data.chunk.sizes, size)
+
+
+def size_of_item(item: WriteItem) -> int:
+    tensor: Any = item.tensor_data
+    return int(math.prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize)

@@ -73,7 +73,7 @@ class Uploads:
     _of: ClassVar[weakref.WeakKeyDictionary[Checkpointer, Uploads]] = weakref.WeakKeyDictionary()
 
     def __init__(self, checkpointer: Checkpointer) -> None:
-        self.shares = WriteShares(checkpointer._ranks)
+        self.shares = WriteShares(checkpointer._ranks, checkpointer.root, checkpointer._compare_replicas)
         self._uploads: list[Upload] = []
 
     @classmethod

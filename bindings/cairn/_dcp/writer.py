@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -24,17 +24,11 @@ from .._errors import Error, InvalidArgument, Unsupported, counted
 from .._save import Save
 from .._tree.taken import copied
 from .._tree.tensors import TensorCollector
-from .items import (
-    Items,
-    Piece,
-    check_storable,
-    is_step,
-    is_storable,
-    memory_of,
-    parse_step,
-)
+from .compare import Layouts
+from .items import Items, Piece, is_step, memory_of, parse_step
+from .plain_values import Form, Held, Key, check_storable, held_values, large_arrays
 from .planners import SavePlanner
-from .shares import check_plans, key_of
+from .shares import check_plans, described_item, key_of, size_of_item
 from .uploads import Upload, Uploads
 
 # From torch 2.9 on `stage` may return a future, which async_save returns too.
@@ -63,6 +57,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._failure: Exception | None = None  # An error in `stage`, which DCP reports to all ranks.
         self._checkpointer = checkpointer
         self._planner: Any = None  # The one that the save will have, where that is known.
+        self._planned: Sequence[WriteItem] | None = None  # All that this rank holds, as the planner sees it.
         self._step = step if step is None else parse_step(step)
         self._replace = replace
 
@@ -185,7 +180,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             raise
         # The coordinator compares these. DCP's planner has dropped all but one of what is identical by then.
         plan = dataclasses.replace(plan, storage_data=list(plan.items))
-        if self._staged is None or not getattr(plan, "usable", True):
+        self._planned = plan.items if getattr(plan, "usable", True) else None
+        if self._staged is None or self._planned is None:
             return plan
         staged, planned = {key for key, *_ in self._staged.held()}, {key_of(item) for item in plan.items}
         if staged != planned:
@@ -208,7 +204,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[storage.WriteResult]]:
         """Lets the staged save commit, or makes one now, and waits until it is durable on every rank."""
         if self._save is None:
-            save = self._start(lambda: _items_of_plan(plan, planner))
+            save = self._start(lambda: self._compared(plan, planner))
         else:
             save = self._save
             try:
@@ -246,6 +242,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if staged:
             self._upload = uploads.add(save)
         return save
+
+    def _compared(self, plan: SavePlan, planner: Any) -> Items:
+        """What this rank writes, once what several ranks hold is known to be equal."""
+        assert self._step is not None
+        held, items = self._planned, _items_of_plan(plan, planner)
+        if held is None:  # DCP has cached its plan, and does not make it again.
+            held = type(planner)._cached_save_plan[planner._cached_plans_key].items
+        Uploads.of(self._checkpointer).shares.mine(_Planned(held, planner), self._step)
+        return items
 
     def _check_staged(self, plan: SavePlan, planner: Any) -> None:
         """Raises unless the staged save holds what this planner writes."""
@@ -287,10 +292,35 @@ def _refuse_unsized(plan: SavePlan) -> None:
             ) from error
 
 
+class _Planned:
+    """What a rank holds, by its local plan: see shares.Contents."""
+
+    def __init__(self, items: Sequence[WriteItem], planner: Any) -> None:
+        self._items, self._planner = items, planner
+        values = Items()
+        for item in items:
+            if item.type == WriteItemType.BYTE_IO:
+                _add_planned_value(values, item, planner)
+        self.forms: Mapping[str, Form] = values.forms
+
+    def held(self) -> list[Held]:
+        flat, layouts = getattr(self._planner, "state_dict", None), Layouts()
+        whole: Mapping[str, Any] = flat if isinstance(flat, dict) else {}
+        return [
+            (key_of(item), size_of_item(item), described_item(item), layouts.of(whole.get(item.index.fqn)))
+            for item in self._items
+            if item.type != WriteItemType.BYTE_IO
+        ] + held_values(self.forms)
+
+    def contents(self) -> Callable[[Key], Any]:
+        items, arrays = {key_of(item): item for item in self._items}, large_arrays(self.forms)
+        return lambda key: arrays[key] if key in arrays else _waited_for(self._planner.resolve_data(items[key]))
+
+
 def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:
     """All that a rank holds, as DCP's default planner sees it. If `strict` is a SavePlanner, nothing is pickled."""
     items = Items(paths=planner.mappings, flat=planner.state_dict)
-    plain = (torch.Tensor, torch.nn.Parameter)
+    plain, layouts = (torch.Tensor, torch.nn.Parameter), Layouts()
     for fqn, held in planner.state_dict.items():
         if type(held) in plain:
             items.pieces.append(Piece(fqn, held))
@@ -298,7 +328,7 @@ def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:
             _add_value(items, fqn, held, strict)
         elif not isinstance(held, DTensor) or held.device_mesh.get_coordinate() is not None:
             for item in create_default_local_save_plan({fqn: held}, True).items:
-                _add_tensor(items, item, planner.lookup_object(item.index))
+                _add_tensor(items, item, planner.lookup_object(item.index), layouts.of(held))
     return items
 
 
@@ -308,41 +338,46 @@ def _items_of_plan(plan: SavePlan, planner: Any) -> Items:
     for item in plan.items:
         if item.type != WriteItemType.BYTE_IO:
             _add_tensor(items, item, planner.resolve_data(item))
-        elif _keeps_values(planner):
-            _add_value(items, item.index.fqn, planner.lookup_object(item.index), planner)
         else:
-            items.pickled[item.index.fqn] = planner.resolve_data(item).getvalue()
+            _add_planned_value(items, item, planner)
     fqns = dict.fromkeys(item.index.fqn for item in plan.items)
     items.paths = {fqn: items.paths.get(fqn, (fqn,)) for fqn in fqns}
     return items
 
 
-def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
+def _add_tensor(items: Items, item: WriteItem, tensor: Any, layout: str = "") -> None:
     planned: Any = item.tensor_data
     chunk, tensor = planned.chunk, _waited_for(tensor)
     if tuple(tensor.shape) != tuple(chunk.sizes):
         raise InvalidArgument(f'"{item.index.fqn}": planned as {list(chunk.sizes)}, found {list(tensor.shape)}')
     if item.type == WriteItemType.TENSOR:
-        items.pieces.append(Piece(item.index.fqn, tensor.detach()))
+        items.pieces.append(Piece(item.index.fqn, tensor.detach(), layout=layout))
     else:
         offset, size = tuple(chunk.offsets), tuple(planned.size)
-        items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size))
+        items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size, layout))
 
 
 def _waited_for(tensor: Any) -> Any:
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
-def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
-    if isinstance(planner, SavePlanner):
-        check_storable(value, fqn)  # With a cached plan the planner has not checked it.
-        items.values[fqn] = value
-    elif is_storable(value, fqn):
-        items.values[fqn] = value
+def _add_planned_value(items: Items, item: WriteItem, planner: Any) -> None:
+    if _keeps_values(planner):
+        _add_value(items, item.index.fqn, planner.lookup_object(item.index), planner)
     else:
+        bytes_of = planner.resolve_data(item)
+        items.add_pickled(item.index.fqn, bytes_of, bytes_of.getvalue())
+
+
+def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
+    try:
+        items.add_value(fqn, value)
+    except (InvalidArgument, Unsupported):
+        if isinstance(planner, SavePlanner):
+            raise
         data = io.BytesIO()
         torch.save(value, data)
-        items.pickled[fqn] = data.getvalue()
+        items.add_pickled(fqn, value, data.getvalue())
 
 
 def _keeps_values(planner: Any) -> bool:
