@@ -131,6 +131,7 @@ class Checkpointer(Saving, Restoring, Catalog):
     ) -> None:
         self.root = local_path(root, "root")
         self._replicated = replication.Rules.of(replicated, per_rank)
+        self._per_rank = self._replicated.per_rank
         self._patterns = set()
         self._compare_replicas = one_of("compare_replicas", compare_replicas, ("first", "always", "never"))
         self._when_full = when_full

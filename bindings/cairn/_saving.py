@@ -37,6 +37,7 @@ class Saving(Engine, Stopping):
     root: str
     _ranks: Ranks
     _replicated: replication.Rules
+    _per_rank: tuple[str, ...]
     _patterns: set[str]  # Those of `replicated` that a save has used.
     _guard: _protect.Guard
     _in_flight: list[CoreSave]  # Oldest first; some of them may have ended.

@@ -29,9 +29,9 @@ def read(request: Any, make: Any, root: Path, monkeypatch: Any) -> Iterator[Read
     real = reader.read_items
 
     def call(**members: Any) -> None:
-        def hostile(details: Any) -> Any:
+        def hostile(details: Any, *place: int) -> Any:
             items = {**json.loads(details["values"][0]["dcp"]), **members}
-            return real({**details, "values": [{"dcp": json.dumps(items)}]})
+            return real({**details, "values": [{"dcp": json.dumps(items)}]}, *place)
 
         monkeypatch.setattr(reader, "read_items", hostile)
         try:
@@ -65,6 +65,14 @@ PATHS = {"w": ["w"], "x": ["x"], "c": ["c"]}
         ({"paths": {**PATHS, "w": [["w"]]}}, "expected a path"),
         ({"version": 2, "dtypes": {"w": "foo"}}, "expected a dtype that is kept as bytes, found 'foo'"),
         ({"version": 2, "dtypes": {"w": []}}, "expected a dtype that is kept as bytes"),
+        ({"version": 3, "own": "w"}, "expected names of items that each rank has its own of, found 'w'"),
+        ({"version": 3, "own": [["w"]]}, "expected names of items that each rank has its own of"),
+        ({"version": 3, "own": ["z"]}, "expected names of items that each rank has its own of"),
+        ({"version": 3, "own": ["w"]}, '"w": the checkpoint names it, but no shard holds it'),
+        (
+            {"version": 3, "own": ["c"], "values": {"c": ["t"]}},
+            '"c": its value names the tensor "c/~v~0", but no shard',
+        ),
         ({"values": {"c": ["t"]}}, '"c": its value names the tensor "c/~v", but no shard holds it'),
         ({"values": {"c": ["deque", 10**30]}}, "."),
         ({"values": {"c": ["namedtuple", "a:b", "a,b", 1]}}, "."),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cairn
 import pytest
-from dcp_worlds import Worlds, shards, worlds
+from dcp_worlds import Worlds, end, shards, worlds
 from ranks import World
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+from cairn._dcp import direct
+
 __all__ = ["worlds"]  # A fixture.
 
 MORE = """
@@ -98,3 +101,76 @@ def test_contents_are_compared_always_or_never(worlds: Worlds, compare: str) -> 
         assert ["error" in one for one in answers] == [compare == "always"] * 2, answers
         for answer in two.answers(call[2].format(state="{'v': rank}")):
             assert '"v": rank 0 has 0, rank 1 has 1' in answer["message"], answer
+
+
+OWN = """
+def state_of(of):
+    torch.manual_seed(100 + of)
+    return {"rng": torch.get_rng_state(), "loader": {"epoch": of + 1, "seen": [of] * 3}, "mt": ("MT", numpy.full(3, of)),
+            "experts": {"w": mine(Shard(0), of), "b": mine(Replicate(), 5 + of)}, "c": torch.full((2,), 1j * of, dtype=torch.complex128),
+            "w": distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]), "step": 7}
+def blank_of():
+    return {"rng": torch.zeros_like(torch.get_rng_state()), "loader": {"epoch": 0, "seen": []}, "mt": None,
+            "experts": {"w": torch.zeros(4, 4), "b": mine(Replicate(), -1)}, "c": torch.zeros(2, dtype=torch.complex128),
+            "w": torch.zeros(4), "step": 0}
+def same(got, of):
+    want = {**state_of(of), "w": torch.arange(4.0)}
+    (kind, array), (_, wanted) = got.pop("mt"), want.pop("mt")
+    return kind == "MT" and array.tolist() == wanted.tolist() and digests(got) == digests(want)
+"""
+PER_RANK = "['rng', 'loader.*', 'mt', 'experts.?', 'c']"
+
+
+def test_each_rank_keeps_its_own_under_one_name(worlds: Worlds, root: Path) -> None:
+    two = worlds(2, f"keep_last=0, per_rank={PER_RANK}")
+    two.all(MORE + OWN)
+    for step, how in enumerate(
+        ("save(state_of(rank), 0, 'sync')", "save(state_of(rank), 1)", "start(state_of(rank), 2)")
+    ):
+        assert two.all(f"count(lambda: {how})") == [[]] * 2
+        assert two.all(f"same(load(blank_of(), {step}), rank)") == [True] * 2
+        # By a root, with another planner, and all that there is.
+        assert (
+            two.all(f"""
+state = blank_of()
+cairn.dcp.load(state, checkpoint_id={str(root)!r} + "/step-{step}")
+whole = direct.load_all(c, step={step}, together=True)
+same(state, rank) and same({{**whole, "c": whole["c"]}}, rank)
+""")
+            == [True] * 2
+        )
+        files = shards(root, step)
+        assert all(
+            {f"{name}/~v~{rank}" for name in ("rng", "experts.w", "mt", "c")} - {"mt/~v~0", "mt/~v~1"} <= names.keys()
+            for rank, names in enumerate(files)
+        ), files
+        assert files[0]["mt/~v~0/1"] == files[1]["mt/~v~1/1"] == 3
+    # What is not named is compared, and a tensor that is spread over ranks is nobody's own.
+    for answer in two.answers("save({**state_of(rank), 'step': rank}, 3)"):
+        assert '"step": rank 0 has 0, rank 1 has 1' in answer["message"] and "rng" not in answer["message"]
+    for how in HOW:
+        call = how.replace("1", "4").format(
+            state='{"experts": {"w": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}}'
+        )
+        for answer in two.answers(call):
+            assert '"experts.w": per_rank names it, but it is spread over ranks' in answer["message"], answer
+    two.all(f"c.close(); open({str(root)!r} + '2', group_timeout=60, per_rank=[str(rank)])")
+    for how in HOW:
+        for rank, answer in enumerate(two.answers(how.format(state="{'w': torch.ones(2)}"))):
+            assert f"per_rank is ['{rank}'] on rank {rank} and ['{1 - rank}'] on rank {1 - rank}" in answer["message"]
+    end(two)
+
+    three = worlds(3)
+    three.all(MORE + OWN)
+    shared = "{'w': torch.zeros(4), 'step': 0}"
+    assert three.all(f"load({shared}, 2)['w'].tolist()") == [[0.0, 1.0, 2.0, 3.0]] * 3
+    for planner in ("None", "dcp.DefaultLoadPlanner(allow_partial_load=True)"):
+        for answer in three.answers(f"load({{**{shared}, 'loader': {{'epoch': 0}}}}, 2, {planner})"):
+            assert (
+                f'{root}/step-{2:020}: "loader.epoch" was saved with per_rank, each rank has its own, but 2 ranks saved '
+                'it and 3 ranks would load it. Leave these out of the state to load into: "c", "experts.b"'
+            ) in answer["message"], answer
+    end(three)
+    with cairn.Checkpointer(root, read_only=True) as reader:
+        assert sorted(direct.load_all(reader)) == ["step", "w"]
+        reader.verify()

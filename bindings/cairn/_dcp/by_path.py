@@ -148,6 +148,7 @@ def load(
             known = _roots.setdefault(os.path.realpath(root), _Root())
             opened = None if known.checkpointer is None or known.checkpointer._core.closed else known.checkpointer
             storage_reader = made = StorageReader(opened or root, step, cast=cast, strict=strict)
+            made._group = False if no_dist else process_group
             known.users.add(made)
         if opened is not None:
             known = None

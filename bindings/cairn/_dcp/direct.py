@@ -64,6 +64,7 @@ def start_save_of(
                 found.add_value(name, value)
             found.paths = {**found.paths, **{name: (name,) for name in values}}
         found.check_storable()
+        found.keep_own(checkpointer._per_rank, checkpointer.rank)
         return found
 
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:

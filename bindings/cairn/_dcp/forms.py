@@ -36,6 +36,12 @@ def tie_of(fqn: Any, at: Any, holder: Any) -> tuple[str, tuple[int, ...], str]:
     raise ValueError(f"expected a tied chunk, found {reprlib.repr([fqn, at, holder])}")
 
 
+def own_of(names: Any, paths: dict[str, Any]) -> frozenset[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in paths for name in names):
+        raise ValueError(f"expected names of items that each rank has its own of, found {reprlib.repr(names)}")
+    return frozenset(names)
+
+
 def dtypes_of(dtypes: Any) -> dict[str, str]:
     for dtype in dict(dtypes).values():
         if not isinstance(dtype, str) or dtype not in AS_BYTES:

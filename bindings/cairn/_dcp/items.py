@@ -3,36 +3,40 @@
 **Tensors.** A whole tensor has its fqn as its name. A chunk of a sharded tensor is a part (see docs/format.md) whose
 logical name is the fqn. Its own name is the fqn too, followed by "~1", "~2" if the rank holds several chunks. The bytes
 of a pickled item are a U8 tensor with its fqn as name. Where a fqn contains "/~v", its name has "/~v" at its end too: no
-array in a value has that. No tensor's fqn is empty.
+array in a value has that. No tensor's fqn is empty. What each rank keeps its own of ("own") is whole, and its name is the
+fqn, "/~v~" and the number of the rank.
 
 **Text.** The rank's typed value "dcp", one JSON object:
-  version   1, or 2 if a value needs version 2 of `_tree`, or "dtypes" has an item
+  version   1, or 2 if a value needs version 2 of `_tree`, or "dtypes" has an item, or 3 if "own" has one
   paths     fqn -> its place in the state dict: keys and positions
-  values    fqn -> its node, as `_tree` writes it; an array in it is a tensor named by the fqn, "/~v" and its path
+  values    fqn -> its node, as `_tree` writes it; an array in it is a tensor named by the fqn, "/~v" and its path, or of
+            a value that is this rank's own by the fqn, "/~v~", the number of the rank and its path
   pickled   fqns whose bytes DCP's planner pickled
   dtypes    fqn -> dtype of a tensor that is kept as bytes (see _tree/values.py): version 2
   tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; tied whole tensors are aliases
+  own       fqns that other ranks may have too, with other contents: only as many ranks can read them, each its own
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from .. import _core
-from .._errors import Corrupt, InvalidArgument, Unsupported
+from .._errors import Corrupt, InvalidArgument, Unsupported, counted
+from .._ranks.replicas import matches
 from .._tree import Stored, values
 from .._tree.paths import is_unicode, kind_name
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name
 from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
-from .forms import dtypes_of, path_of, tie_of, well_formed
+from .forms import dtypes_of, own_of, path_of, tie_of, well_formed
 from .plain_values import (
     BELOW,
     ExactWriter,
@@ -47,7 +51,9 @@ from .plain_values import (
     large_arrays,
 )
 
-_VERSION = 2
+T = TypeVar("T")
+_VERSION = 3
+_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,15 @@ class Piece:
     offset: tuple[int, ...] | None = None
     size: tuple[int, ...] = ()  # Of the whole.
     layout: str = ""  # See Held.
+
+    def as_whole(self) -> Piece:
+        if self.offset is not None and (any(self.offset) or tuple(self.tensor.shape) != self.size):
+            raise InvalidArgument(
+                f'"{self.fqn}": per_rank names it, but it is spread over ranks, and this one has '
+                f"{described(self.tensor.dtype, self.tensor.shape, self.size)}: a rank can keep its own of what it has "
+                "whole. Give the ranks' tensors names of their own"
+            )
+        return replace(self, offset=None, size=())
 
     @property
     def key(self) -> Key:
@@ -75,6 +90,16 @@ class Items:
     paths: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     flat: Mapping[str, Any] = field(default_factory=dict)  # The state dict that it was made of, by fqn.
     forms: dict[str, Form] = field(default_factory=dict)  # Of the values, by fqn.
+    own: frozenset[str] = frozenset()  # What each rank keeps its own of.
+    rank: int = 0
+
+    def keep_own(self, patterns: tuple[str, ...], rank: int) -> None:
+        """Takes what these patterns match for this rank's own. InvalidArgument for a tensor of which it has a part."""
+        self.rank = rank
+        names = {*(piece.fqn for piece in self.pieces), *self.forms} if patterns else ()
+        self.own = frozenset(fqn for fqn in names if matches(patterns, fqn))
+        if self.own:
+            self.pieces = [piece.as_whole() if piece.fqn in self.own else piece for piece in self.pieces]
 
     def add_value(self, fqn: str, value: Any) -> None:
         """InvalidArgument or Unsupported, with the name, for a value that cannot be kept without pickle."""
@@ -100,7 +125,8 @@ class Items:
                 piece.layout,
             )
             for piece in self.pieces
-        ] + held_values(self.forms)
+            if piece.fqn not in self.own
+        ] + held_values({fqn: form for fqn, form in self.forms.items() if fqn not in self.own})
 
     def contents(self) -> Callable[[Key], Any]:
         """What gives the tensor, or the large array in a value, that `held` names."""
@@ -109,23 +135,26 @@ class Items:
         return tensors.__getitem__
 
     def select(self, keys: set[Key] | None) -> Items:
-        """The items with these keys; None: all."""
+        """The items with these keys, and this rank's own; None: all."""
         if keys is None:
             return self
+        keys = keys | {(fqn, ()) for fqn in self.own}
         fqns = {fqn for fqn, _ in keys}
         return Items(
             [piece for piece in self.pieces if piece.key in keys],
             {fqn: value for fqn, value in self.values.items() if (fqn, ()) in keys},
             {fqn: data for fqn, data in self.pickled.items() if (fqn, ()) in keys},
             {fqn: path for fqn, path in self.paths.items() if fqn in fqns},
+            own=self.own,
+            rank=self.rank,
         )
 
     def add_to(self, sink: TensorCollector) -> str:
         """Gives the tensors to the sink; returns the text of everything else."""
         self._refuse_names()
         writer = ExactWriter(sink)
-        whole = {_name_of(piece.fqn): piece.tensor for piece in self.pieces if piece.offset is None}
-        pickled = {_name_of(fqn): data for fqn, data in self.pickled.items()}
+        whole = {self._name_of(piece.fqn): piece.tensor for piece in self.pieces if piece.offset is None}
+        pickled = {self._name_of(fqn): data for fqn, data in self.pickled.items()}
         # In C++ if the names allow it: there may be 100,000 tensors.
         if sink.add_all([*whole], [*whole.values()], "", False, writer.node) is None:
             for name, tensor in whole.items():
@@ -133,7 +162,10 @@ class Items:
         tied = _add_parts(sink, self.pieces, {*whole, *pickled})
         for name, data in pickled.items():
             sink.add(name, torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        nodes = [f"{json.dumps(fqn)}:{writer.node(value, below(fqn))}" for fqn, value in self.values.items()]
+        nodes = [
+            f"{json.dumps(fqn)}:{writer.node(value, below(fqn, self.rank if fqn in self.own else None))}"
+            for fqn, value in self.values.items()
+        ]
         rest: dict[str, Any] = {"paths": self.paths, "pickled": [*self.pickled], "tied": tied}
         if any(
             str(dtype).removeprefix("torch.") in AS_BYTES for dtype in {piece.tensor.dtype for piece in self.pieces}
@@ -141,8 +173,13 @@ class Items:
             dtypes = {piece.fqn: dtype_name(piece.fqn, piece.tensor) for piece in self.pieces}
             rest["dtypes"] = {fqn: dtype for fqn, dtype in dtypes.items() if dtype in AS_BYTES}
         version = 2 if "dtypes" in rest else writer.version
+        if self.own:
+            version, rest["own"] = 3, sorted(self.own)
         text = json.dumps(rest, separators=(",", ":"))
         return f'{{"version":{version},"values":{{{",".join(nodes)}}},{text[1:]}'
+
+    def _name_of(self, fqn: str) -> str:
+        return below(fqn, self.rank) if fqn in self.own else _name_of(fqn)
 
     def _refuse_names(self) -> None:
         tensors = [*(piece.fqn for piece in self.pieces), *self.pickled]
@@ -213,6 +250,11 @@ class StoredItems:
     values: dict[str, Any]  # Nodes.
     pickled: set[str]
     tensors: dict[str, Stored]  # Whole tensors, by name, with those of values and pickled items.
+    rank: int = 0
+    own: frozenset[str] = frozenset()  # What this rank has its own of.
+    refused: dict[str, str] = field(
+        default_factory=dict
+    )  # What ranks have their own of, and why this one cannot have it.
 
     def chunks_of(self, fqn: str) -> list[Chunk]:
         if fqn not in self.chunks:
@@ -233,7 +275,7 @@ class StoredItems:
     def tensors_of(self, fqn: str) -> dict[str, str]:
         """The tensors that a value needs, by name, each with its kind (see `_tree.kinds`)."""
         with well_formed(f'"{fqn}"'):
-            kinds = kinds_in(self.values[fqn], below(fqn))
+            kinds = kinds_in(self.values[fqn], self._below(fqn))
         for name in kinds:
             if name not in self.tensors:
                 raise Corrupt(f'"{fqn}": its value names the tensor "{name}", but no shard holds it')
@@ -257,49 +299,104 @@ class StoredItems:
             )
 
         with well_formed(f'"{fqn}"'):
-            return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, below(fqn), False)
+            return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, self._below(fqn), False)
+
+    def _below(self, fqn: str) -> str:
+        return below(fqn, self.rank if fqn in self.own else None)
 
 
-def read_items(details: Mapping[str, Any]) -> StoredItems:
-    """Reads them from the engine's details of a checkpoint. InvalidArgument if it was not saved through cairn.dcp."""
-    stored = StoredItems({}, {}, {}, set(), {})
-    ties: list[tuple[str, tuple[int, ...], str]] = []
+class _Text(NamedTuple):
+    """What one rank's text says."""
+
+    paths: dict[str, tuple[str | int, ...]]
+    values: dict[str, Any]
+    pickled: set[str]
+    ties: list[tuple[str, tuple[int, ...], str]]
+    dtypes: dict[str, str]
+    own: frozenset[str]
+
+
+def _text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> _Text:
+    if "dcp" not in given:
+        raise InvalidArgument(
+            f"{details['path']} was not saved through cairn.dcp: read it with Checkpointer.restore or load"
+        )
+    with well_formed(f"{details['path']}: its DCP items"):
+        match items := json.loads(given["dcp"]):
+            case {"version": int(version)} if version > _VERSION:
+                raise Unsupported(f"{details['path']}: DCP items of version {version}, this Cairn reads {_VERSION}")
+            case {
+                "version": int(),
+                "paths": dict(paths),
+                "values": dict(nodes),
+                "pickled": list(pickled),
+                "tied": ties,
+            }:
+                return _Text(
+                    {fqn: path_of(path) for fqn, path in paths.items()},
+                    nodes,
+                    set(pickled),
+                    [tie_of(*tie) for tie in ties],
+                    dtypes_of(items.get("dtypes", {})),
+                    own_of(items.get("own", []), paths),
+                )
+            case _:
+                raise ValueError("expected version, paths, values, pickled and tied")
+
+
+def read_items(details: Mapping[str, Any], rank: int = 0, world: int = 1) -> StoredItems:
+    """Reads them from the engine's details of a checkpoint, for rank `rank` of `world`. InvalidArgument if it was not
+    saved through cairn.dcp."""
+    texts = [_text_of(details, given) for given in details["values"]]
+    own = texts[rank].own if world == len(texts) else frozenset()
+    refused = _refused(details["path"], texts, own, rank, world)
+    stored = StoredItems({}, {}, {}, set(), {}, rank, own, refused)
     dtypes: dict[str, str] = {}
-    for given in details["values"]:
-        if "dcp" not in given:
-            raise InvalidArgument(
-                f"{details['path']} was not saved through cairn.dcp: read it with Checkpointer.restore or load"
-            )
-        with well_formed(f"{details['path']}: its DCP items"):
-            match items := json.loads(given["dcp"]):
-                case {"version": int(version)} if version > _VERSION:
-                    raise Unsupported(f"{details['path']}: DCP items of version {version}, this Cairn reads {_VERSION}")
-                case {
-                    "version": int(),
-                    "paths": dict(paths),
-                    "values": dict(nodes),
-                    "pickled": list(pickled),
-                    "tied": ties_,
-                }:
-                    stored.paths.update({fqn: path_of(path) for fqn, path in paths.items()})
-                    stored.values.update(nodes)
-                    stored.pickled.update(pickled)
-                    ties += [tie_of(*tie) for tie in ties_]
-                    dtypes.update(dtypes_of(items.get("dtypes", {})))
-                case _:
-                    raise ValueError("expected version, paths, values, pickled and tied")
+    for number, text in enumerate(texts):
+        hidden = refused.keys() | (own if number != rank else ())
+        stored.paths.update(_without(text.paths, hidden))
+        stored.values.update(_without(text.values, hidden))
+        stored.pickled.update(text.pickled - hidden)
+        dtypes.update(_without(text.dtypes, hidden))
+    own_names = {below(fqn, rank): fqn for fqn in own}
     for name, dtype, shape, _, file, holder, part in details["tensors"]:
         logical, size, offset = part or (None, shape, (0,) * len(shape))
         chunk = Chunk(dtype, tuple(shape), tuple(offset), logical, tuple(size), name, (file, holder or name))
         named = logical or name
         fqn = named.removesuffix(BELOW) if BELOW in named[:-1] else named
-        if _name_of(fqn) == named:  # Else it is an array in a value.
+        if part is None and name in own_names:
+            fqn = own_names[name]
+        elif _name_of(fqn) != named or fqn in own:  # An array in a value, or not this rank's.
+            fqn = ""
+        if fqn:
             chunk = _as_dtype(chunk, dtypes[fqn]) if fqn in dtypes else chunk
             stored.chunks.setdefault(fqn, []).append(chunk)
         if part is None:
             stored.tensors[name] = Stored(dtype, tuple(shape))
-    _add_ties(stored, ties)
+    _add_ties(stored, [tie for text in texts for tie in text.ties])
     return stored
+
+
+def _without(named: dict[str, T], hidden: Collection[str]) -> dict[str, T]:
+    return {fqn: one for fqn, one in named.items() if fqn not in hidden} if hidden else named
+
+
+def _refused(path: str, texts: Sequence[_Text], own: frozenset[str], rank: int, world: int) -> dict[str, str]:
+    """What ranks have their own of and this rank cannot have, by name, with the reason."""
+    names = sorted(frozenset().union(*(text.own for text in texts)) - own)
+    if not names:
+        return {}
+    if world == len(texts):
+        why = f"rank {rank} has saved none of its own"
+    else:
+        why = f"{counted(len(texts), 'rank')} saved it and {counted(world, 'rank')} would load it"
+    listed = ", ".join(f'"{name}"' for name in names[:_LISTED])
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return {
+        fqn: f'{path}: "{fqn}" was saved with per_rank, each rank has its own, but {why}. Leave these out of the state to '
+        f"load into: {listed}{more}"
+        for fqn in names
+    }
 
 
 def _add_ties(stored: StoredItems, ties: list[tuple[str, tuple[int, ...], str]]) -> None:

@@ -24,8 +24,9 @@ BELOW = "/~v"  # No key in a value is written like this.
 _SMALL = 64 << 10
 
 
-def below(fqn: str) -> str:
-    return fqn + BELOW
+def below(fqn: str, rank: int | None = None) -> str:
+    """The beginning of the names of the arrays in a value: of this rank's own value, if it has a rank."""
+    return fqn + BELOW if rank is None else f"{fqn}{BELOW}~{rank}"
 
 
 def described(dtype: Any, shape: Iterable[int], size: Iterable[int] = ()) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -61,6 +62,26 @@ class _FailedMetadata(Metadata):
         raise self.error if name == "state_dict_metadata" else AttributeError(name)
 
 
+class _Names(dict[str, TensorStorageMetadata | BytesStorageMetadata]):
+    """DCP's metadata by name. Whoever asks for a name that this rank cannot have gets the reason as InvalidArgument."""
+
+    def __init__(self, found: dict[str, Any], refused: dict[str, str]) -> None:
+        super().__init__(found)
+        self._refused = refused
+
+    def __contains__(self, name: object) -> bool:
+        self._refuse(name)
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._refuse(name)
+        return super().get(name, default)
+
+    def _refuse(self, name: object) -> None:
+        if name in self._refused:
+            raise InvalidArgument(self._refused[str(name)])
+
+
 class StorageReader(storage.StorageReader):
     """Reads a checkpoint that StorageWriter wrote, at any number of ranks: `step`, or the newest.
 
@@ -90,6 +111,7 @@ class StorageReader(storage.StorageReader):
         self._step = step if step is None else parse_step(step)
         self._folder = folder
         self._cast, self._strict = allows_loss(cast), strict
+        self._group: Any = None  # DCP's, where it is known; False: this process loads alone.
         self._details: dict[str, Any] = {}
         self._stored: StoredItems | None = None
 
@@ -113,8 +135,8 @@ class StorageReader(storage.StorageReader):
             self._release_hold()
             # The hold keeps retention from removing it before its data is read.
             self._details = self._checkpointer._reading.inspect_all(self._step, self._folder)
-            self._stored = stored = read_items(self._details)
-            metadata = {fqn: _metadata_of(stored, fqn) for fqn in stored.paths}
+            self._stored = stored = read_items(self._details, *self._place())
+            metadata = _Names({fqn: _metadata_of(stored, fqn) for fqn in stored.paths}, stored.refused)
         except Error as error:
             self._release_hold()
             return _FailedMetadata(error)
@@ -124,6 +146,15 @@ class StorageReader(storage.StorageReader):
             storage_data=self,  # LoadPlanner asks it for `targets`.
             storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
         )
+
+    def _place(self) -> tuple[int, int]:
+        """Which rank loads, of how many."""
+        checkpointer = self._checkpointer
+        if checkpointer.world > 1 or checkpointer._watching is not None or self._group is False:
+            return checkpointer.rank, checkpointer.world  # It saves, and so its ranks are those of the checkpoints.
+        if not (dist.is_available() and dist.is_initialized()):
+            return 0, 1
+        return dist.get_rank(self._group), dist.get_world_size(self._group)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if isinstance(metadata, _FailedMetadata):

@@ -32,6 +32,7 @@ from .items import Items
 from .plain_values import VALUE, Form, Held, Key, described
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Contents")
 # Which version of these messages and of `_assign`. Ranks with different ones would leave out what each takes for
 # another's. The messages of the first had none, and began with the step, whose first byte was 0.
 _RULE = b"\3"
@@ -75,8 +76,8 @@ class WriteShares:
     "always" each save compares all of them.
     """
 
-    def __init__(self, ranks: Ranks, root: str, compare: str) -> None:
-        self._ranks, self._root, self._compare = ranks, root, compare
+    def __init__(self, ranks: Ranks, root: str, compare: str, per_rank: tuple[str, ...]) -> None:
+        self._ranks, self._root, self._compare, self._per_rank = ranks, root, compare, [*per_rank]
         self._lock = threading.Lock()
         self._agreed = _Agreed()
 
@@ -88,7 +89,7 @@ class WriteShares:
         with self._lock:
             where = f"{self._root}, step {step}"
             known = self._agreed
-            text = json.dumps([_global_rank(), items.held()]).encode()
+            text = json.dumps([_global_rank(), self._per_rank, items.held()]).encode()
             own = hashlib.sha256(text).digest()
             values = {fqn: form.told() for fqn, form in items.forms.items()}
             said = self._exchange(step, own + known.of + (self._digests(values) if own == known.own else b""))
@@ -116,6 +117,12 @@ class WriteShares:
         What `gather` raises on one rank, every rank raises."""
         items = self._together("dcp", gather)
         return items.select(self.mine(items, step))
+
+    def check(self, gather: Callable[[], C], step: int) -> C:
+        """The same, where DCP decides who writes what."""
+        held = self._together("dcp", gather)
+        self.mine(held, step)
+        return held
 
     def _together(self, what: str, call: Callable[[], T]) -> T:
         """What the call returns, before the exchange of that name: the other ranks raise what it raises."""
@@ -148,9 +155,15 @@ class WriteShares:
             [json.loads(part) for part in zlib.decompress(message).split(b"\n")]
             for message in self._ranks.exchange("dcp items", zlib.compress(text + b"\n" + shared, 1))
         ]
+        for rank, ((_, theirs, _), _) in enumerate(said):
+            if theirs != self._per_rank:
+                raise InvalidArgument(
+                    f"{self._root}: per_rank is {self._per_rank} on rank {self._ranks.rank} and {theirs} on rank {rank}: "
+                    "all ranks give the same patterns"
+                )
         lists = [
             [((fqn, tuple(offset)), size, what, layout) for (fqn, offset), size, what, layout in held]
-            for (_, held), _ in said
+            for (_, _, held), _ in said
         ]
         check_identical([[(key, what) for key, _, what, _ in held] for held in lists])
         holders = holders_of(lists)
@@ -159,7 +172,7 @@ class WriteShares:
             if len(ranks := holders[fqn, ()]) > 1:
                 shared_values.setdefault(ranks, []).append(fqn)
         # Ranks of several jobs may share a number, and then a mesh says nothing.
-        one_job = len({rank for (rank, _), _ in said}) == len(said)
+        one_job = len({rank for (rank, *_), _ in said}) == len(said)
         mine = assign(lists, self._ranks.rank)
         agreed = _Agreed(own, of, mine, sorted(shared_values.items()), unproved(lists, holders, one_job))
         return agreed, unlike_values([found for _, found in said])

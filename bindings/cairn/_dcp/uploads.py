@@ -73,7 +73,9 @@ class Uploads:
     _of: ClassVar[weakref.WeakKeyDictionary[Checkpointer, Uploads]] = weakref.WeakKeyDictionary()
 
     def __init__(self, checkpointer: Checkpointer) -> None:
-        self.shares = WriteShares(checkpointer._ranks, checkpointer.root, checkpointer._compare_replicas)
+        self.shares = WriteShares(
+            checkpointer._ranks, checkpointer.root, checkpointer._compare_replicas, checkpointer._per_rank
+        )
         self._uploads: list[Upload] = []
 
     @classmethod

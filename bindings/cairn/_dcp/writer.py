@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument, Unsupported, counted
+from .._ranks.replicas import matches
 from .._save import Save
 from .._tree.taken import copied
 from .._tree.tensors import TensorCollector
@@ -117,6 +118,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             self._staged = _items_of_state(planner, self._planner)
             if self._checkpointer.world > 1:
                 self._staged.check_storable()
+            self._staged.keep_own(self._checkpointer._per_rank, self._checkpointer.rank)
             return self._staged
 
         def gather() -> Items:
@@ -178,12 +180,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         except Unsupported:
             self.close()
             raise
-        # The coordinator compares these. DCP's planner has dropped all but one of what is identical by then.
-        plan = dataclasses.replace(plan, storage_data=list(plan.items))
         self._planned = plan.items if getattr(plan, "usable", True) else None
+        # The coordinator compares what is in storage_data. DCP's planner has dropped all but one of what is identical by
+        # then. It hears nothing of what each rank keeps its own of.
+        shared = [item for item in plan.items if not self._is_own(item)]
+        plan = dataclasses.replace(plan, items=shared, storage_data=shared)
         if self._staged is None or self._planned is None:
             return plan
-        staged, planned = {key for key, *_ in self._staged.held()}, {key_of(item) for item in plan.items}
+        staged = {key for key, *_ in self._staged.held()} | {(fqn, ()) for fqn in self._staged.own}
+        planned = {self._key_of(item) for item in self._planned}
         if staged != planned:
             self.close()
             raise InvalidArgument(
@@ -246,18 +251,37 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def _compared(self, plan: SavePlan, planner: Any) -> Items:
         """What this rank writes, once what several ranks hold is known to be equal."""
         assert self._step is not None
-        held, items = self._planned, _items_of_plan(plan, planner)
-        if held is None:  # DCP has cached its plan, and does not make it again.
-            held = type(planner)._cached_save_plan[planner._cached_plans_key].items
-        Uploads.of(self._checkpointer).shares.mine(_Planned(held, planner), self._step)
-        return items
+
+        def planned() -> _Planned:
+            items = _items_of_plan(self._with_own(plan, planner), planner)
+            items.keep_own(self._checkpointer._per_rank, self._checkpointer.rank)
+            return _Planned([item for item in self._held(planner) if not self._is_own(item)], planner, items)
+
+        return Uploads.of(self._checkpointer).shares.check(planned, self._step).mine
+
+    def _held(self, planner: Any) -> Sequence[WriteItem]:
+        """All that this rank holds, as the planner sees it."""
+        if self._planned is None:  # DCP has cached its plan, and does not make it again.
+            return list(type(planner)._cached_save_plan[planner._cached_plans_key].items)
+        return self._planned
+
+    def _with_own(self, plan: SavePlan, planner: Any) -> SavePlan:
+        own = [item for item in self._held(planner) if self._is_own(item)]
+        return dataclasses.replace(plan, items=[*plan.items, *own]) if own else plan
+
+    def _is_own(self, item: WriteItem) -> bool:
+        patterns = self._checkpointer._per_rank
+        return bool(patterns) and matches(patterns, item.index.fqn)
+
+    def _key_of(self, item: WriteItem) -> Key:
+        return (item.index.fqn, ()) if self._is_own(item) else key_of(item)
 
     def _check_staged(self, plan: SavePlan, planner: Any) -> None:
         """Raises unless the staged save holds what this planner writes."""
         assert self._staged is not None
         tensors = {piece.key: piece.tensor for piece in self._staged.pieces}
-        for item in plan.items:
-            fqn, key = item.index.fqn, key_of(item)
+        for item in self._with_own(plan, planner).items:
+            fqn, key = item.index.fqn, self._key_of(item)
             if item.type == WriteItemType.BYTE_IO:
                 if not _keeps_values(planner):
                     raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
@@ -295,8 +319,9 @@ def _refuse_unsized(plan: SavePlan) -> None:
 class _Planned:
     """What a rank holds, by its local plan: see shares.Contents."""
 
-    def __init__(self, items: Sequence[WriteItem], planner: Any) -> None:
+    def __init__(self, items: Sequence[WriteItem], planner: Any, mine: Items) -> None:
         self._items, self._planner = items, planner
+        self.mine = mine  # What it writes.
         values = Items()
         for item in items:
             if item.type == WriteItemType.BYTE_IO:
