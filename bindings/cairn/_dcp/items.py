@@ -39,14 +39,13 @@ from .._tree.writer import Names, Writer
 from .forms import dtypes_of, own_of, path_of, tie_of, well_formed
 from .plain_values import (
     BELOW,
+    Checker,
     ExactWriter,
     Form,
     Held,
     Key,
     below,
-    check_storable,
     described,
-    form_of,
     held_values,
     large_arrays,
 )
@@ -92,6 +91,7 @@ class Items:
     forms: dict[str, Form] = field(default_factory=dict)  # Of the values, by fqn.
     own: frozenset[str] = frozenset()  # What each rank keeps its own of.
     rank: int = 0
+    _checker: Checker = field(default_factory=Checker)
 
     def keep_own(self, patterns: tuple[str, ...], rank: int) -> None:
         """Takes what these patterns match for this rank's own. InvalidArgument for a tensor of which it has a part."""
@@ -103,7 +103,7 @@ class Items:
 
     def add_value(self, fqn: str, value: Any) -> None:
         """InvalidArgument or Unsupported, with the name, for a value that cannot be kept without pickle."""
-        self.forms[fqn] = form_of(value, fqn)
+        self.forms[fqn] = self._checker.form_of(value, fqn)
         self.values[fqn] = value
 
     def add_pickled(self, fqn: str, value: Any, data: bytes) -> None:
@@ -114,7 +114,7 @@ class Items:
     def check_storable(self) -> None:
         """Raises InvalidArgument or Unsupported, with the name, before other ranks wait for this one."""
         for piece in self.pieces:
-            check_storable(piece.tensor, piece.fqn)
+            self._checker.form_of(piece.tensor, piece.fqn)
 
     def held(self) -> list[Held]:
         return [

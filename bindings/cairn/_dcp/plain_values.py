@@ -79,10 +79,21 @@ class Form:
         return " ".join([self.text, *said])
 
 
-def form_of(value: Any, fqn: str) -> Form:
-    """Raises InvalidArgument or Unsupported, with the name, for a value that cannot be kept without pickle."""
-    sink = _DTypeCheck()
-    return Form(ExactWriter(sink).node(value, fqn), sink.tensors)
+class Checker:
+    """Says what can be kept without pickle: one for many values, because it takes a while to make."""
+
+    def __init__(self) -> None:
+        self._sink = _DTypeCheck()
+        self._writer = ExactWriter(self._sink)
+
+    def form_of(self, value: Any, fqn: str) -> Form:
+        """Raises InvalidArgument or Unsupported, with the name, for a value that cannot be kept."""
+        self._sink.tensors = {}
+        try:
+            return Form(self._writer.node(value, fqn), self._sink.tensors)
+        except BaseException:
+            self._writer = ExactWriter(self._sink)  # It was within the value.
+            raise
 
 
 def held_values(forms: Mapping[str, Form]) -> list[Held]:
@@ -109,4 +120,4 @@ def _is_large(array: Any) -> bool:
 
 def check_storable(value: Any, fqn: str) -> None:
     """Raises InvalidArgument or Unsupported, with the name, for a value that cannot be kept without pickle."""
-    form_of(value, fqn)
+    Checker().form_of(value, fqn)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import InvalidArgument, Unsupported
-from .plain_values import check_storable
+from .plain_values import Checker
 from .shares import check_plans
 
 
@@ -25,9 +25,10 @@ class SavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
+        checker = Checker()
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
-                check_storable(self.lookup_object(item.index), item.index.fqn)
+                checker.form_of(self.lookup_object(item.index), item.index.fqn)
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
