@@ -162,12 +162,13 @@ class Saving(Engine, Stopping):
         tensors: tree_tensors.TensorCollector,
         more: str | Iterable[str] | replication.Rules = (),
         streams: Iterable[Any] = (),
+        buffers: Iterable[str] = (),
     ) -> tuple[list[tuple[str, str]], replication.Arguments]:
         if self._ranks.world == 1 and not self._replicated and not more:
             return [], replication.NOTHING
         rules = self._replicated | replication.Rules.of(more)
         self._warn_of_unmatched(rules, text)
-        return self._comparison.arguments(step, tree, text, rules, tensors, streams)
+        return self._comparison.arguments(step, tree, text, rules, tensors, streams, buffers)
 
     def _warn_of_unmatched(self, rules: replication.Rules, text: str) -> None:
         """Once for each pattern that the caller gave, at its first save: it may be misspelt."""

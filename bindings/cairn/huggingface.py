@@ -216,7 +216,8 @@ class TrainerMixin(_Base):
         if sharded.is_sharded(self.model):
             run.save_sharded(step, self.model, self.optimizer, *self._plain())
         else:
-            run.save(step, self._gather)
+            model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+            run.save(step, self._gather, [name for name, _ in model.named_buffers()])
 
     def _gather(self) -> tuple[dict[str, Any], Files]:
         """The checkpoint's tree, and the files of its folder."""

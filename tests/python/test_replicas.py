@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cairn import _tree
-from cairn._ranks import replicas
+from cairn._ranks import digests, replicas
 from cairn._ranks.compared import Comparison
 from cairn._ranks.digests import digest
 from cairn._ranks.replicas import TENSOR, Rules, leaves, tree_of
@@ -29,9 +29,9 @@ TREE: dict[Any, Any] = {
 }
 
 
-def arguments(tree: Any, rules: Rules) -> Any:
+def arguments(tree: Any, rules: Rules, **more: Any) -> Any:
     tensors = TensorCollector()
-    return Comparison("never").arguments(1, tree, _tree.flatten(tree, tensors), rules, tensors)
+    return Comparison("never").arguments(1, tree, _tree.flatten(tree, tensors), rules, tensors, **more)
 
 
 def text_of(tree: Any) -> str:
@@ -100,6 +100,7 @@ def test_arguments_say_what_is_alike() -> None:
         "102 characters with CRC "
     )
     assert arguments(tree, Rules()) == ([], replicas.NOTHING)
+    assert arguments(tree, Rules.of("*"), buffers=["mine"])[1][:2] == (["model/w"], ["mine"])
 
 
 def test_contents_are_of_the_elements_whatever_the_layout() -> None:
@@ -108,6 +109,16 @@ def test_contents_are_of_the_elements_whatever_the_layout() -> None:
     assert digest(tensor.t().contiguous().t()) == same == digest(tensor.numpy())
     assert digest(tensor.t()) != same
     assert digest(torch.tensor(True)) != digest(torch.tensor(False))
+
+
+def test_contents_are_copied_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.arange(3 * 5 * 7, dtype=torch.float64).reshape(3, 5, 7)
+    shapes = [tensor, tensor.transpose(0, 2), tensor[:, ::2], tensor[0, :, :1].expand(5, 9), tensor.sum()]
+    whole = [digest(one) for one in shapes]
+    monkeypatch.setattr(digests, "_AT_ONCE", 48)
+
+    assert [digest(one) for one in shapes] == whole
+    assert max(part.nbytes for one in shapes for part in digests._parts(one)) == 48
 
 
 def test_a_pattern_that_matches_nothing_is_told_once(make: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
@@ -57,9 +57,9 @@ class Run:
         self.companions.check()
         self.checkpointer.check()
 
-    def save(self, step: int, gather: Callable[[], tuple[dict[str, Any], Files]]) -> None:
+    def save(self, step: int, gather: Callable[[], tuple[dict[str, Any], Files]], buffers: Sequence[str]) -> None:
         """Starts the save of a tree of the form in `contents`, with the files beside it. `gather` runs within, so that
-        its error reaches the ranks that would wait for this one."""
+        its error reaches the ranks that would wait for this one. Of the model's `buffers` rank 0's count."""
         if step in self.saves:
             self.saves[step].wait()
         files: dict[str, bytes | PurePath] = {}
@@ -70,7 +70,9 @@ class Run:
             tree, more = gather()
             weights = {name: value for name, value in tree.items() if name not in (TRAINER, RANK)}
             text = _tree.flatten(tree, tensors)
-            values, (shared, first, identical) = self.checkpointer._replica_arguments(step, tree, text, tensors)
+            values, (shared, first, identical) = self.checkpointer._replica_arguments(
+                step, tree, text, tensors, buffers=buffers
+            )
             # The index that names their file is written before it is known who writes what else.
             of_rank_0 = [name for name in shared if not name.startswith(f"{TRAINER}/")]
             replicas = [name for name in shared if name.startswith(f"{TRAINER}/")], first + of_rank_0, identical

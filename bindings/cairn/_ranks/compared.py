@@ -48,19 +48,26 @@ class Comparison:
         self._told: _Told | None = None
 
     def arguments(
-        self, step: int, tree: Any, text: str, declared: Rules, tensors: TensorCollector, streams: Iterable[Any] = ()
+        self,
+        step: int,
+        tree: Any,
+        text: str,
+        declared: Rules,
+        tensors: TensorCollector,
+        streams: Iterable[Any] = (),
+        buffers: Iterable[str] = (),
     ) -> tuple[list[tuple[str, str]], Arguments]:
         """What _core.Checkpointer.save needs to know of a tree with this text: more values, and what is replicated.
 
-        Modules' buffers are rank 0's, and never compared. Call `saved` with the save.
+        Modules' buffers, and these, are rank 0's and never compared. Call `saved` with the save.
         """
         self._told = None if self._told is not None and self._told.failed else self._told
-        rules, buffers = find_modules(tree)
+        rules, of_modules = find_modules(tree)
         rules |= declared
         if not rules:
             return [], NOTHING
         leaves = leaves_of(text)
-        covered, of_rank_0 = self._classified(rules, buffers, [name for name, _ in leaves])
+        covered, of_rank_0 = self._classified(rules, [*of_modules, *buffers], [name for name, _ in leaves])
         names: list[str] = []
         first: list[str] = []
         identical: list[tuple[str, str]] = []
