@@ -66,6 +66,12 @@ def test_what_differs_under_one_name_is_refused_by_name(two: World, root: Path) 
             assert '"v": rank 0 has 0' in answer["message"] and '"t": float32 [2]' in answer["message"], answer
     assert shards(root, 1) == []
     assert two.all('save({"v": 1, "t": torch.ones(2)}, 1)') == [None] * 2
+    # What DCP's planner pickles: equal bytes pass.
+    pickled = "import argparse; save({'v': argparse.Namespace(lr=0.1, seed=7, name='x' * SEED)}, 2, 'HOW', dcp.DefaultSavePlanner())"
+    for how in ("sync", "async"):
+        for answer in two.answers(pickled.replace("SEED", "rank").replace("HOW", how)):
+            assert '"v": rank 0 has a value of type ' in answer["message"], answer
+    assert two.all(pickled.replace("SEED", "3").replace("HOW", "sync")) == [None] * 2
 
 
 def test_contents_are_compared_once_and_only_what_no_mesh_proves(two: World) -> None:
@@ -145,11 +151,16 @@ same(state, rank) and same({{**whole, "c": whole["c"]}}, rank)
             for rank, names in enumerate(files)
         ), files
         assert files[0]["mt/~v~0/1"] == files[1]["mt/~v~1/1"] == 3
+    # DCP may cache its plans.
+    for step in (3, 4):
+        planner = "cairn.dcp.SavePlanner(enable_plan_caching=True)"
+        assert two.all(f"save(state_of(rank), {step}, 'sync', {planner})") == [None] * 2
+        assert two.all(f"same(load(blank_of(), {step}), rank)") == [True] * 2
     # What is not named is compared, and a tensor that is spread over ranks is nobody's own.
-    for answer in two.answers("save({**state_of(rank), 'step': rank}, 3)"):
+    for answer in two.answers("save({**state_of(rank), 'step': rank}, 5)"):
         assert '"step": rank 0 has 0, rank 1 has 1' in answer["message"] and "rng" not in answer["message"]
     for how in HOW:
-        call = how.replace("1", "4").format(
+        call = how.replace("1", "5").format(
             state='{"experts": {"w": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}}'
         )
         for answer in two.answers(call):
