@@ -193,13 +193,14 @@ class Callback(_Callback):
         """Before Lightning gives them their states, one by one; it would leave out what one side has more."""
         if isinstance(trainer.strategy, Sharded):
             return
+        assert self._io is not None
         optimizers = trainer.strategy.optimizers
         if self._states not in (None, len(optimizers)):
             raise InvalidArgument(
                 f"the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of {self._states}"
             )
         for i, optimizer in enumerate(optimizers):
-            self._hooks += check_loads(optimizer, f"optimizer_states/{i}")
+            self._hooks += check_loads(optimizer, f"optimizer_states/{i}", self._io.cast)
 
     def _file_exists(self, filepath: str, trainer: Any) -> bool:
         here = self._io.exists(filepath) if self._io is not None and trainer.is_global_zero else False

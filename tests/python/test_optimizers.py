@@ -176,6 +176,35 @@ def test_the_saved_dtypes_are_kept(stepped: bool) -> None:
         assert same(target.state_dict(), optimizer.state_dict())
 
 
+def test_torchs_classes_get_state_of_their_parameters_dtype(make: Make) -> None:
+    """Which they need to step: a cast as any other."""
+
+    def job(name: str, dtype: torch.dtype, steps: int) -> tuple[Any, Any]:
+        optimizer = ALL[name]((model := network(dtype=dtype)).parameters())
+        step(model, optimizer, steps)
+        return model, optimizer
+
+    checkpointer = make(keep_last=0)
+    names = ["AdamW amsgrad", "NAdam", "SGD momentum", "Rprop"]
+    for i, name in enumerate(names):
+        checkpointer.save(2 * i, {"o": job(name, torch.bfloat16, 2)[1]}).result()
+        checkpointer.save(2 * i + 1, {"o": job(name, torch.float32, 2)[1]}).result()
+        for steps in (0, 1):
+            model, target = job(name, torch.float32, steps)
+            checkpointer.restore({"o": target}, 2 * i)
+            assert all(one.dtype == torch.float32 for of in target.state.values() for one in of.values())
+            step(model, target)
+            model, target = job(name, torch.bfloat16, steps)
+            before = target.state_dict()
+            with pytest.raises(cairn.InvalidArgument) as caught:
+                checkpointer.restore({"o": target}, 2 * i + 1)
+            said = str(caught.value)
+            assert "o/state/0/" in said and "the optimizer keeps BF16, the checkpoint has F32 [3, 3]" in said, said
+            assert 'cast="allow"' in said and "strict=False" not in said and same(target.state_dict(), before)
+            checkpointer.restore({"o": target}, 2 * i + 1, cast="allow")
+            step(model, target)
+
+
 def test_what_a_hook_changes_is_what_is_loaded() -> None:
     _, optimizer = trained(optim.Adam)
     target = optim.Adam(network().parameters())

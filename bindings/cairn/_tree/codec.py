@@ -137,8 +137,12 @@ def plan_restore(
         return tensors[name]
 
     def beside(kind: str, name: str, found: Stored, like: Beside) -> Any:
-        if reader.fit is not None and found.shape != like.shape:
-            reader.differ += reader.fit.misfits(name, found.shape)
+        if (fit := reader.fit) is not None:
+            own = describe(like.tensor)
+            if found.shape != own.shape:
+                reader.differ += fit.misfits(name, found.shape)
+            if found.dtype != own.dtype and fit.casts(name) and not casts.may(name, found.dtype, own.dtype):
+                reader.narrowed.append(f"{readable(name)}: the optimizer keeps {own.dtype}, the checkpoint has {found}")
         return made(kind, name, found, like.device_of(name))
 
     def leaf(kind: str, like: Any, name: str, strict: bool) -> Any:

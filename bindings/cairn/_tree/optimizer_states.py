@@ -116,8 +116,9 @@ def of_text(node: Any) -> State | None:
     return State.of(node, mapping, sequence)
 
 
-def keep_dtypes(optimizer: Any) -> list[Any]:
-    """Hooks between the optimizer's own: those before may change the state, those after expect it loaded."""
+def keep_dtypes(optimizer: Any, cast: set[tuple[int, str]]) -> list[Any]:
+    """Hooks between the optimizer's own: those before may change the state, those after expect it loaded. `cast`: the
+    positions of parameters and keys of state that load_state_dict may cast."""
     last: Any = None
 
     def before(_optimizer: Any, given: Any) -> None:
@@ -129,9 +130,9 @@ def keep_dtypes(optimizer: Any) -> list[Any]:
         numbers = chain(*(group["params"] for group in last["param_groups"]))
         parameters = chain(*(group["params"] for group in optimizer.param_groups))
         states, loaded = last["state"], optimizer.state
-        for number, parameter in zip(numbers, parameters, strict=True):
+        for at, (number, parameter) in enumerate(zip(numbers, parameters, strict=True)):
             if isinstance(saved := states.get(number), dict) and isinstance(now := loaded.get(parameter), dict):
-                _put_back(now, saved)
+                _put_back(now, {key: value for key, value in saved.items() if (at, key) not in cast} if cast else saved)
         last = None
 
     return [

@@ -17,7 +17,8 @@ overwritten, and nothing else. Here, before anything is written, the two state d
 
 A partial restore lets parameters be on one side only, if both have names; what else it permits is a remark.
 
-torch casts state to its parameter's dtype. `Fit.load` keeps the saved dtypes (fp32 moments of bf16 parameters).
+torch casts state to its parameter's dtype. `Fit.load` keeps the saved dtypes (fp32 moments of bf16 parameters), except of
+what torch's classes keep in their parameter's dtype, without which they cannot step: that is a cast as any other.
 
 State that an optimizer lacks is made on its parameter's device. Read into the CPU's memory, it would need as much of that
 as there is state.
@@ -34,6 +35,7 @@ from typing import Any
 
 from .._errors import InvalidArgument
 from .._protect import inner_optimizer
+from .casts import Casts, allows_loss
 from .optimizer_states import (
     CLASSES,
     MARKS,
@@ -54,7 +56,7 @@ class Beside:
     """Stands, in an optimizer's state dict, for state that is made anew: beside this tensor, or where all else is made."""
 
     def __init__(self, tensor: Any, on_its_device: bool = True) -> None:
-        self.shape = tensor.shape
+        self.tensor = tensor
         self.device = tensor.device if on_its_device and tensor.device.type != "cpu" else None
 
     def device_of(self, name: str) -> Any:
@@ -86,6 +88,9 @@ class Fit:
     _sources: list[int | None] = field(default_factory=list)  # Which saved group has the options of each group.
     _moved: bool = False
     _makes: dict[str, str | None] | None = None  # Of CLASSES, if it is one of them.
+    _cast: set[tuple[int, str]] = field(
+        default_factory=set
+    )  # State whose dtype becomes the parameter's: position, key.
 
     def __post_init__(self) -> None:
         self._numbers = [*chain(*self._own.numbers)]
@@ -119,7 +124,7 @@ class Fit:
     def load(self, holder: Any, state: Any) -> None:
         """Calls load_state_dict with a state that has the saved numbers. torch's own then keeps the saved dtypes."""
         state = self.renumbered(state)
-        hooks = keep_dtypes(self._optimizer) if has_torchs_load(self._optimizer) else []
+        hooks = keep_dtypes(self._optimizer, self._cast) if has_torchs_load(self._optimizer) else []
         try:
             holder.load_state_dict(state)
         finally:
@@ -132,14 +137,33 @@ class Fit:
             path = join(path, part_of(part, path))
         return readable(path)
 
+    def _place(self, name: str) -> tuple[int | None, str]:
+        """The parameter's position and the key of a saved tensor of this name."""
+        if not name.startswith(self._prefix):
+            return None, ""
+        number, _, key = name[len(self._prefix) :].partition("/")
+        return self._order.get(int(number)) if number.isdecimal() else None, key
+
+    def parameter_of(self, name: str) -> Any:
+        at, _ = self._place(name)
+        return None if at is None else self._parameters[at]
+
+    def casts(self, name: str) -> bool:
+        """Whether the saved tensor of this name must have the dtype of the state that the optimizer makes. If so,
+        load_state_dict may cast it."""
+        at, key = self._place(name)
+        if at is None or key not in (self._makes or ()) or key in WITHOUT_DIMENSIONS:
+            return False
+        if not self._parameters[at].is_floating_point() or not has_torchs_load(self._optimizer):
+            return False
+        self._cast.add((at, key))
+        return True
+
     def misfits(self, name: str, shape: tuple[int, ...]) -> list[str]:
         """Why a saved tensor of this name and shape is not its parameter's state; empty if it is, or if nobody knows."""
-        if not name.startswith(self._prefix):
-            return []
-        number, _, key = name[len(self._prefix) :].partition("/")
+        at, key = self._place(name)
         if self._makes is not None and (key not in self._makes or key in WITHOUT_DIMENSIONS):
             return []
-        at = self._order.get(int(number)) if number.isdecimal() else None
         if at is None or shape == (expected := self._parameters[at].shape):
             return []
         if self._makes is None:
@@ -308,27 +332,39 @@ def fit_text(holder: Any, state: Any, node: Any, path: str, partial: bool, kind:
     return None if optimizer is None else _fit(optimizer, state, of_text(node), path, partial, kind)
 
 
-def check_loads(holder: Any, path: str) -> list[Any]:
+def check_loads(holder: Any, path: str, cast: str | None = None) -> list[Any]:
     """From now on torch's load_state_dict, of an optimizer or what wraps one, raises InvalidArgument for a state that does
     not fit, before it changes anything, and keeps the saved dtypes. Returns the hooks, to be removed. `path` is what
-    messages call the state."""
+    messages call the state, `cast` as in Checkpointer.restore."""
     optimizer = optimizer_of(holder)
     if optimizer is None or not has_torchs_load(optimizer):
         return []
+
+    from .tensors import dtype_name  # It imports the codec, which imports this.
+
+    cast_here: set[tuple[int, str]] = set()
 
     def check(_optimizer: Any, state: Any) -> Any:
         saved = of_dict(state)
         fit = _fit(optimizer, optimizer.state_dict(), saved, path, False)
         if fit is None:
             return None
+        casts = Casts(allows_loss(cast))
         for number, entries in saved.entries.items() if saved is not None else ():
             for key, value in entries.items():
                 if hasattr(value, "shape"):
-                    fit.differ += fit.misfits(f"{path}/state/{number}/{key}", value.shape)
+                    fit.differ += fit.misfits(name := f"{path}/state/{number}/{key}", value.shape)
+                    own = fit.parameter_of(name)
+                    if own is not None and own.dtype != value.dtype and fit.casts(name):
+                        casts.may(name, dtype_name(name, value), dtype_name(name, own))
         if fit.differ:
             raise InvalidArgument(f"the optimizer does not match the checkpoint: {listed(fit.differ)}")
+        casts.raise_refused(path)
         for remark in fit.remarks:
             _log.warning("%s", remark)
+        casts.log(path)
+        cast_here.clear()
+        cast_here.update(fit._cast)
         return fit.renumbered(state)
 
-    return [optimizer.register_load_state_dict_pre_hook(check), *keep_dtypes(optimizer)]
+    return [optimizer.register_load_state_dict_pre_hook(check), *keep_dtypes(optimizer, cast_here)]

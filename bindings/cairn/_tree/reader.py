@@ -77,6 +77,7 @@ class Reader:
         self.only_tree: list[str] = []
         self.differ: list[str] = []
         self.unlike: list[str] = []  # Optimizers among those.
+        self.narrowed: list[str] = []  # Optimizers' state, which a cast would narrow.
 
     def node(self, node: Any, like: Any, name: str, strict: bool) -> Any:
         if type(like) not in self._known and is_stateful(like):
@@ -140,7 +141,8 @@ class Reader:
         """InvalidArgument, with all of them. If partial, a name on one side only is none. `where` names the checkpoint,
         `way_out` is one for dtypes."""
         one_sided = [] if self._partial else self.one_sided()
-        found = one_sided + ([f"{len(self.differ)} that differ: {listed(self.differ)}"] if self.differ else [])
+        differ = self.differ + self.narrowed
+        found = one_sided + ([f"{len(differ)} that differ: {listed(differ)}"] if differ else [])
         if found:
             if one_sided:
                 found.append("leave them out of the tree or add them, or restore(..., strict=False) for what both have")
