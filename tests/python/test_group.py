@@ -154,6 +154,10 @@ ALL = 4 * 500 * (1 + 2 + 3 + 4 + 5 + 6)
 def test_contents_are_compared_at_the_first_save_and_when_sizes_change(worlds: Worlds, root: Path) -> None:
     world = worlds(2, SHARED)
     world.all(COUNT)
+    # Whichever it is, it is named.
+    for name in ("w0", "w2", "w3", "w4", "w5"):
+        for answer in world.answers(f"t = tree(1, rank); t['shared']['{name}'][7] += rank\nc.save(1, t).wait()"):
+            assert f'"shared/{name} (contents, first save)": rank 0 has CRC' in answer["message"], answer
     # A first save that ends before it could compare leaves that to the next one.
     for change in ("", "if rank: t['bad'] = print"):
         answers = world.answers(f"t = unlike(1)\n{change}\nc.save(1, t).wait()")

@@ -36,9 +36,10 @@ class _Told:
 
 
 class Comparison:
-    """What one Checkpointer compares. With "first", the first save of some tensors tells a digest of each. Later saves
-    repeat one digest of all, which costs nothing: so none is committed before that comparison, whatever became of the
-    first. If that save failed, or names or sizes change, the next one is a first save again."""
+    """What one Checkpointer compares. With "first", the first save of some tensors tells a digest of each, and only these,
+    so that an error names one of them. Later saves tell one digest of all, which costs nothing: so none is committed
+    before that comparison, whatever became of the first. If that save failed, or names or sizes change, the next one is a
+    first save again."""
 
     def __init__(self, compare: str) -> None:
         self._compare = compare
@@ -114,11 +115,9 @@ class Comparison:
         # If a rank alone takes this for a first save, the error says so.
         what = "contents, first save" if self._compare == "first" else "contents"
         each = sorted(zip((f"{name} ({what})" for name in names), digests, strict=True))
-        if self._compare == "always":
-            return each
-        text = f"{spelled(zlib.crc32(json.dumps(each).encode()))} at step {step}"
-        self._told = _Told(of, text)
-        return [*each, (_CONTENTS, text)]
+        if self._compare == "first":
+            self._told = _Told(of, f"{spelled(zlib.crc32(json.dumps(each).encode()))} at step {step}")
+        return each
 
 
 class _Places:
