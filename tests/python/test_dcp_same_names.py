@@ -23,6 +23,9 @@ def mine(placement, value=None):
     return DTensor.from_local(torch.full((4, 4), float(rank if value is None else value)), meshes[rank], [placement])
 def replicated(value):
     return DTensor.from_local(torch.full((4, 4), float(value)), mesh, [Replicate()])
+def hybrid():
+    torch.manual_seed(rank)
+    return fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh("cpu", (world, 1), mesh_dim_names=("copies", "parts")))
 digested = []
 of = compare.crc_of
 compare.crc_of = lambda tensor: digested.append(tensor.nbytes) or of(tensor)
@@ -38,6 +41,7 @@ UNLIKE = {
     "torch.full((4, 4), float(rank))": "float32 [4, 4]: rank 0 has CRC",
     "mine(Shard(0))": "float32 [4, 4] of [4, 4]: rank 0 has CRC",
     "mine(Replicate())": "float32 [4, 4] of [4, 4]: rank 0 has CRC",
+    "hybrid().weight": "float32 [4, 4] of [4, 4]: rank 0 has CRC",
     "rank": "rank 0 has 0, rank 1 has 1",
     '("MT", rank)': 'rank 0 has ["tuple","MT",0], rank 1 has ["tuple","MT",1]',
     "'x' * 200 + str(rank)": "rank 0 has 203 characters with CRC",

@@ -23,7 +23,8 @@ _CRC = 4  # Bytes.
 
 class Layouts:
     """The layouts of tensors; see Held. A DTensor's is its mesh and its placements: DTensor keeps the bytes of a chunk
-    equal on all ranks of the mesh that have it. (DCP refuses those with partial sums.)"""
+    equal on all ranks of the mesh that have it. (DCP refuses those with partial sums.) One that is replicated over a
+    dimension before those that shard it has none: fully_shard with such a mesh (HSDP) takes each rank's own parameters."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, Any], str] = {}  # By the mesh's id: the caller's tensors keep it alive.
@@ -32,10 +33,16 @@ class Layouts:
         if not isinstance(held, DTensor):
             return ""
         key = id(held.device_mesh), held.placements
-        if key not in self._known:
+        if key not in self._known and any(one.is_replicate() for one in held.placements[: _last_shard(held)]):
+            self._known[key] = ""
+        elif key not in self._known:
             text = f"{held.device_mesh.mesh.tolist()} {held.placements}"
             self._known[key] = hashlib.sha256(text.encode()).hexdigest()[:16]
         return self._known[key]
+
+
+def _last_shard(held: DTensor) -> int:
+    return max((i for i, one in enumerate(held.placements) if not one.is_replicate()), default=0)
 
 
 def holders_of(lists: Sequence[Iterable[Sequence[Any]]]) -> dict[Key, Holders]:
