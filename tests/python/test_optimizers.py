@@ -444,6 +444,21 @@ def test_without_names_a_changed_optimizer_is_refused_in_part_too() -> None:
     assert in_part(saved, {"o": optim.AdamW(network().parameters())}) == []
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_numbers_of_a_state_dict_that_mean_other_parameters(partial: bool) -> None:
+    model = network()
+    step(model, optimizer := of_names(model, "ab"))
+    saved = save({"o": optimizer.state_dict()})
+    for layers, said in {
+        "ba": "o/param_groups: parameter 0 is b.weight in the tree and a.weight in the checkpoint: give the optimizer it",
+        "a c": "o/param_groups: the tree has 4 parameters in 2 groups (2, 2), the checkpoint has 4 parameters in 1 group",
+        "a": "o/param_groups: the tree has 2 parameters in 1 group, the checkpoint has 4 parameters in 1 group",
+    }.items():
+        other = of_names(network(layers=layers.replace(" ", "")), layers)
+        assert said in refused(saved, {"o": other.state_dict()}, partial)
+    in_part(saved, {"o": of_names(network(), "ab").state_dict()})
+
+
 def test_a_state_dict_that_a_plugin_loads(caplog: pytest.LogCaptureFixture) -> None:
     step(model := network(dtype=torch.bfloat16), optimizer := Master(model.parameters()))
     target = Master(network(dtype=torch.bfloat16).parameters())

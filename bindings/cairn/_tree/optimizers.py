@@ -332,6 +332,25 @@ def fit_text(holder: Any, state: Any, node: Any, path: str, partial: bool, kind:
     return None if optimizer is None else _fit(optimizer, state, of_text(node), path, partial, kind)
 
 
+def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
+    """What keeps a state dict by number, as an optimizer makes it, from being read along another such: each number must
+    mean the same parameter. Nobody knows the parameters here, so nothing is renumbered."""
+    own, saved = of_dict(state), of_text(node)
+    if own is None or saved is None or not all(type(number) is int for number in chain(*own.numbers)):
+        return []
+    at = readable(join(path, "param_groups"))
+    if [*map(len, own.numbers)] != [*map(len, saved.numbers)]:
+        return [f"{at}: the tree has {own}, the checkpoint has {saved}"]
+    pairs = zip(chain(*own.names or ()), chain(*saved.names or ()), strict=False)
+    for i, (mine, theirs) in enumerate(pairs):
+        if mine != theirs:
+            return [
+                f"{at}: parameter {i} is {mine} in the tree and {theirs} in the checkpoint: give the optimizer itself, not "
+                "its state_dict(), and its state follows the names"
+            ]
+    return []
+
+
 def check_loads(holder: Any, path: str, cast: str | None = None) -> list[Any]:
     """From now on torch's load_state_dict, of an optimizer or what wraps one, raises InvalidArgument for a state that does
     not fit, before it changes anything, and keeps the saved dtypes. Returns the hooks, to be removed. `path` is what

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._errors import Corrupt, InvalidArgument, Unsupported
 from . import values
-from .optimizers import Beside, Fit
+from .optimizers import Beside, Fit, unlike_numbers
 from .paths import (
     EnumName,
     fields_of,
@@ -173,6 +173,8 @@ class Reader:
             _check_spread(keys, name)
             if not len(keys) == len(nodes) == len(set(keys)):
                 raise Corrupt(f"the checkpoint's tree: {readable(name)}: expected one value for each key")
+        if strict and isinstance(like, dict) and "param_groups" in like:
+            self.differ += unlike_numbers(like, node, name)
         if self._match_all and type(like) in (dict, OrderedDict):
             found = self._match_all(keys, nodes, like, name)
             if found is not None:
