@@ -95,6 +95,35 @@ def test_moments_that_the_state_to_load_into_lacks_are_an_error(
         load(path, into)
 
 
+def test_numbers_of_an_optimizer_that_mean_other_parameters_are_an_error(path: Path) -> None:
+    model, _ = job(0)
+    names = [*model.named_parameters()]
+
+    def made(parameters: Any) -> dict[str, Any]:
+        return {"optim": torch.optim.SGD(parameters).state_dict()}
+
+    save(path, made(names))
+    for state, said in (
+        (
+            made(names[::-1]),
+            '"optim.param_groups.0.param_names": 1.bias in the state to load into, 0.weight in the check',
+        ),
+        (
+            made(names[:3]),
+            '"optim.param_groups.0.param_names": 3 parameters in the state to load into, 4 in the checkpoint',
+        ),
+        (
+            made([one for _, one in names[:1]]),
+            '"optim.param_groups.0.params": 1 parameter in the state to load into, 4 in',
+        ),
+    ):
+        for strict in (True, False):
+            with pytest.raises(CheckpointException) as refused:
+                load(path, state, strict=strict)
+            assert "InvalidArgument" in str(refused.value) and said in str(refused.value)
+    load(path, made(names))
+
+
 def test_a_model_alone_is_loaded_and_the_rest_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = job(0, steps=2)
     state = {

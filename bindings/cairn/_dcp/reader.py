@@ -36,7 +36,7 @@ from .items import StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out
 from .plain_values import BELOW
 from .planners import LoadPlanner
-from .targets import Targets
+from .targets import Targets, check_numbers
 from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
@@ -200,6 +200,8 @@ class StorageReader(storage.StorageReader):
         """Into what a plan reads. InvalidArgument if it must not. Changes nothing."""
         assert self._stored is not None
         items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+        values = (item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO)
+        check_numbers(self._stored, values, getattr(planner, "state_dict", None) or {}, self._details["path"])
         targets = Targets(self._stored, items, planner, self._cast, self._details["path"])
         if unlike := self._first_unlike(targets, [pair for pair in targets.tied if not targets.is_tied(pair)]):
             targets.raise_shared(unlike)

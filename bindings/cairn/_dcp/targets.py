@@ -1,14 +1,16 @@
-"""The tensors that a load of cairn.dcp reads into, checked before any of them is changed."""
+"""What a load of cairn.dcp reads into, checked before any of it is changed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.distributed.checkpoint.planner import ReadItem
 
 from .. import _core
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, counted
 from .._tree.casts import Casts
+from .._tree.paths import uncompiled
 from .._tree.tensors import dtype_name, memory_view
 from .items import Chunk, StoredItems
 
@@ -55,3 +57,34 @@ class Targets:
     def _region(self, number: int) -> tuple[Any, ...]:
         item = self.items[number][0]
         return self._chunks[number].place, tuple(item.storage_offsets), tuple(item.lengths)
+
+
+def check_numbers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> None:
+    """InvalidArgument if an optimizer's state goes by number, as its own state_dict() has it, and a group's numbers mean
+    other parameters than in the checkpoint. `fqns` are the values to load, `flat` is what they replace, by fqn."""
+    for fqn in (one for one in fqns if one.endswith(".params") and "param_groups." in one):
+        if not (isinstance(numbers := flat.get(fqn), list) and all(type(number) is int for number in numbers)):
+            continue
+        for name in (fqn.removesuffix("params") + "param_names", fqn):
+            given, saved = flat.get(name), _list_of(stored, name)
+            if not isinstance(given, list) or saved is None:
+                continue
+            if len(given) != len(saved):
+                what = f"{counted(len(given), 'parameter')} in the state to load into, {len(saved)} in the checkpoint"
+            elif unlike := [
+                both for both in zip(given, saved, strict=True) if uncompiled(str(both[0])) != uncompiled(str(both[1]))
+            ]:
+                what = f"{unlike[0][0]} in the state to load into, {unlike[0][1]} in the checkpoint"
+            else:
+                continue
+            raise InvalidArgument(
+                f'{where}: "{name}": {what}, and this state goes by number: make the optimizer as it was, or save and load '
+                "what get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives, which goes by name"
+            )
+
+
+def _list_of(stored: StoredItems, fqn: str) -> list[Any] | None:
+    match stored.values.get(fqn):
+        case ["list", *items]:
+            return items
+    return None

@@ -344,10 +344,8 @@ def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
     pairs = zip(chain(*own.names or ()), chain(*saved.names or ()), strict=False)
     for i, (mine, theirs) in enumerate(pairs):
         if mine != theirs:
-            return [
-                f"{at}: parameter {i} is {mine} in the tree and {theirs} in the checkpoint: give the optimizer itself, not "
-                "its state_dict(), and its state follows the names"
-            ]
+            way_out = "give the optimizer itself, not its state_dict(), and its state follows the names"
+            return [f"{at}: parameter {i} is {mine} in the tree and {theirs} in the checkpoint: {way_out}"]
     return []
 
 
