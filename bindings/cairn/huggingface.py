@@ -55,6 +55,7 @@ from ._huggingface.contents import (
     RANK,
     TRAINER,
     FrozenDigests,
+    check_dtypes,
     check_frozen,
     is_adapter,
     live_weights,
@@ -70,8 +71,12 @@ from ._huggingface.model_folder import Companions, Files, ModelFiles, config_tex
 from ._huggingface.refusals import check_search, check_supported
 from ._huggingface.run import REPLICATED, Run
 from ._huggingface.stop import use_own_stop
+from ._protect import inner_optimizer
 from ._rng import RngState
-from ._tree.optimizers import check_loads
+from ._tree.casts import allows_loss
+from ._tree.optimizer_states import names_of
+from ._tree.optimizers import fit_state, load_checked
+from ._tree.tensors import dtype_name
 
 OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
@@ -129,6 +134,9 @@ class TrainerMixin(_Base):
     restore takes the parameters from this trainer's model, and raises InvalidArgument if they are others. A digest is
     computed once, and again when its parameter has changed, but for writes through `.data`.
 
+    A weight of another dtype than the checkpoint's is converted, and logged, if its dtype holds every value of that. Else it
+    is refused, unless `cast` is "allow". An optimizer unlike the checkpoint's is refused before a weight is written.
+
     `resume_from_checkpoint` is True (what `last_checkpoint` finds), a step, a checkpoint's folder under the root or
     elsewhere, or a `checkpoint-N` of the stock Trainer, after which training continues with Cairn's checkpoints. A root
     that holds checkpoints is refused unless training resumes from one of them, or from a later step.
@@ -139,8 +147,11 @@ class TrainerMixin(_Base):
         *args: Any,
         cairn_options: Mapping[str, Any] | None = None,
         save_only_trainable: bool | None = None,
+        cast: str | None = None,
         **kwargs: Any,
     ) -> None:
+        allows_loss(cast)
+        self._cast = cast
         self._save_only_trainable = save_only_trainable
         self._frozen = FrozenDigests()
         self._cairn_options = dict(cairn_options or {})
@@ -192,6 +203,7 @@ class TrainerMixin(_Base):
                 if run.sharded and run.resumes:  # Before the weights, Trainer reads its state.
                     trainer, own = sharded.load_plain(checkpointer, run.step, run.source)
                     run.restored = trainer | {"own": own}
+                    run.optimizer_class = trainer.get("optimizer_class")
                     if own is None:
                         _log.warning(OTHER_RANKS)
                     self._resume_state(run, trainer)
@@ -242,6 +254,7 @@ class TrainerMixin(_Base):
             "state": of_rank_0[0],
             "pinned": of_rank_0[1],
             "last_logged": self._globalstep_last_logged,
+            "optimizer_class": type(inner_optimizer(self.optimizer)).__name__,
             "class": type(model).__name__.removeprefix("FSDP"),  # As fully_shard calls it.
             "scheduler": self.lr_scheduler.state_dict(),
             "scaler": scaler.state_dict() if (scaler := getattr(self.accelerator, "scaler", None)) else None,
@@ -256,26 +269,60 @@ class TrainerMixin(_Base):
             return
         model = self.model if model is None else model
         if run.sharded:
-            sharded.load_model(run.checkpointer, run.step, model, run.source)
+            self._check_class(run)
+            sharded.load_model(run.checkpointer, run.step, model, run.source, self.optimizer, self._cast)
             return
-        found = read_trainer(run.checkpointer, run.step, run.source)  # Raises if it is not one of ours.
+        # Raises if it is not one of ours, or what it has does not fit.
+        found, weights = run.checkpointer._ranks.together("fit", lambda: self._fitting(run, model))
         partial = found["frozen"] is not None
-        if partial:
-            check_frozen(self._frozen.of(self.model), found["frozen"], run.source or run.checkpointer.root)
-        weights = live_weights(model, partial)
         own = {RANK: None} if found["world"] == run.checkpointer.world else {}
         if not own:
             _log.warning(OTHER_RANKS)
         # Parameters are read in place. What forward may have resized is left to load_state_dict.
         like = {name: one.detach() if isinstance(one, torch.nn.Parameter) else None for name, one in weights.items()}
-        restored = run.checkpointer.restore(
-            {**like, TRAINER: None, **own}, run.step, folder=run.source, map_location=state_on(self.args.device)
-        )
+        try:
+            restored = run.checkpointer.restore(
+                {**like, TRAINER: None, **own},
+                run.step,
+                folder=run.source,
+                cast=self._cast,
+                map_location=state_on(self.args.device),
+            )
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}\n  {_anew(found['path'])}") from error
         trainer = restored[TRAINER]
         load_weights(model, {name: restored[name] for name in weights}, partial)
         run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}
         run.restored["last_logged"] = trainer["last_logged"]
         self._resume_state(run, trainer)
+
+    def _fitting(self, run: Run, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the checkpoint says, and this model's weights. Raises before a byte is written if one of those that are not
+        read in place, or the optimizer, does not fit."""
+        found = read_trainer(run.checkpointer, run.step, run.source)
+        partial = found["frozen"] is not None
+        if partial:
+            check_frozen(self._frozen.of(self.model), found["frozen"], found["path"])
+        weights = live_weights(model, partial)
+        others = {name: one for name, one in weights.items() if not isinstance(one, torch.nn.Parameter)}
+        saved = {name: one.dtype for name, one in found["saved"].items()}
+        check_dtypes(others, saved, found["path"], self._cast)
+        run.optimizer_class = found.get("optimizer_class")
+        self.create_optimizer()  # Which Trainer does next, and then finds it.
+        self._fit(run, unpack(found)["optimizer"], found["path"])
+        return found, weights
+
+    def _fit(self, run: Run, state: Any, where: str) -> Any:
+        lossy = self._cast is not None
+        return fit_state(self.optimizer, state, "optimizer", run.optimizer_class, lossy, where, _anew(where))
+
+    def _check_class(self, run: Run) -> None:
+        own, saved = type(inner_optimizer(self.optimizer)), run.optimizer_class
+        if saved is not None and saved not in names_of(own):
+            raise InvalidArgument(
+                f"{run.source or f'{self.cairn_root}: step {run.step}'}: the optimizer is {own.__name__}, the checkpoint "
+                f"has the state of {saved}"
+            )
 
     def _resume_state(self, run: Run, trainer: dict[str, Any]) -> None:
         """Keeps the pin, and writes trainer_state.json where Trainer looks for it."""
@@ -289,15 +336,9 @@ class TrainerMixin(_Base):
         if (run := self._resumed(checkpoint)) is None:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        if run.sharded:
-            sharded.load_optimizer(run.checkpointer, run.step, self.model, self.optimizer, run.source)
-        else:
-            hooks = check_loads(self.optimizer, "optimizer")
-            try:
-                self.optimizer.load_state_dict(run.take("optimizer"))
-            finally:
-                for hook in hooks:
-                    hook.remove()
+        if not run.sharded:
+            state = run.take("optimizer")
+            load_checked(self.optimizer, state, self._fit(run, state, run.folder))
         self.lr_scheduler.load_state_dict(run.take("scheduler"))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -330,10 +371,12 @@ class TrainerMixin(_Base):
             return
         run.finish(self.state.best_global_step)
         if run.sharded:
-            sharded.load_model(run.checkpointer, self.state.best_global_step, self.model)
+            sharded.load_model(run.checkpointer, self.state.best_global_step, self.model, cast=self._cast)
             return
         with reader(self.cairn_root) as checkpointer:
             trainer, best = read_model(checkpointer, self.state.best_global_step)
+        saved = {name: dtype_name(name, one) for name, one in best.items() if isinstance(one, torch.Tensor)}
+        check_dtypes(live_weights(self.model, trainer["frozen"] is not None), saved, folder, self._cast)
         load_weights(self.model, best, trainer["frozen"] is not None)
 
     # Internal
@@ -381,6 +424,11 @@ class TrainerMixin(_Base):
                 "that folder first"
             )
         return stock
+
+
+def _anew(folder: str) -> str:
+    """The way out where a checkpoint fits another model or optimizer than the trainer's."""
+    return f"begin anew with its model, {folder}, as from_pretrained or `export` gives it, in another output_dir"
 
 
 class Trainer(TrainerMixin, transformers.Trainer):

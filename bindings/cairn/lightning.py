@@ -27,13 +27,14 @@ import torch
 
 from ._errors import FailedPrecondition, InvalidArgument, Unsupported, counted
 from ._lightning.checkpoint_io import CheckpointIO
+from ._lightning.loads import CALLBACK, check_what_loads
 from ._lightning.package import name_what_reads
 from ._lightning.package import pl as _pl
 from ._lightning.requeue import Requeue
 from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
 from ._lightning.values import check_into
+from ._protect import inner_optimizer
 from ._rng import RngState
-from ._tree.optimizers import check_loads
 
 __all__ = [
     "Callback",
@@ -49,6 +50,7 @@ _Callback: Any = _pl.Callback
 _OURS = {"FSDPStrategy", "ModelParallelStrategy"}
 _OTHERS = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}
 name_what_reads()
+check_what_loads()
 
 
 class Callback(_Callback):
@@ -69,13 +71,11 @@ class Callback(_Callback):
         self._trainer: Any = None
         self._rng: dict[str, Any] | None = None
         self._hooks: list[Any] = []
-        self._states: int | None = None  # How many optimizers' states the checkpoint has that is being restored.
         self._fitting = False  # From on_fit_start on.
-        self._loaded: tuple[str, dict[str, Any]] | None = None  # A checkpoint's path and weights, until on_fit_start.
 
     @property
     def state_key(self) -> str:
-        return "cairn.lightning.Callback"
+        return CALLBACK
 
     def fence(self) -> None:
         """Orders later work after the capture of every save so far. Call it before tensors change in place."""
@@ -85,8 +85,6 @@ class Callback(_Callback):
     # Lightning's hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if isinstance(trainer.strategy.checkpoint_io, CheckpointIO):
-            self._hooks.append(pl_module.register_load_state_dict_pre_hook(self._before_load))
         if stage != "fit":
             return
         for kind in [] if isinstance(trainer.strategy, Sharded) else type(trainer.strategy).__mro__:
@@ -117,12 +115,8 @@ class Callback(_Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._io is not None
         self._fitting = True
-        if self._loaded is not None:  # The strategy's precision may have made the module narrower since.
-            (path, loaded), self._loaded = self._loaded, None
-            check_into(pl_module, loaded, path, self._io.cast)
         # After this hook Lightning makes the loader's iterator, which draws random numbers; so does a new epoch.
         self._restore_rng()
-        self._check_optimizers(trainer)
         checkpoints = [one for one in trainer.callbacks if isinstance(one, _pl.callbacks.ModelCheckpoint)]
         if any(one.save_last == "link" for one in checkpoints):
             return
@@ -131,9 +125,6 @@ class Callback(_Callback):
         self._io.attach(pl_module)
         if not pl_module.automatic_optimization:
             self._hooks += [one.register_step_pre_hook(self._before_step) for one in trainer.optimizers]
-
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        self._states = len(checkpoint["optimizer_states"]) if "optimizer_states" in checkpoint else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # In mid-epoch the uninterrupted run drew no random numbers here. After the last batch a new epoch begins.
@@ -170,7 +161,7 @@ class Callback(_Callback):
             hook.remove()
         for one in trainer.checkpoint_callbacks:
             vars(one).pop("file_exists", None)
-        self._io = self._trainer = self._rng = self._states = self._loaded = None
+        self._io = self._trainer = self._rng = None
         self._fitting = False
         self._hooks = []
 
@@ -180,7 +171,8 @@ class Callback(_Callback):
         if self._trainer is not None and self._trainer.world_size > 1:
             ranks = [None] * self._trainer.world_size
             torch.distributed.all_gather_object(ranks, state)
-        return {"rng": ranks}
+        optimizers = [type(inner_optimizer(one)).__name__ for one in getattr(self._trainer, "optimizers", ())]
+        return {"rng": ranks, "optimizers": optimizers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rng = state_dict
@@ -189,30 +181,9 @@ class Callback(_Callback):
 
     # Internal
 
-    def _check_optimizers(self, trainer: Any) -> None:
-        """Before Lightning gives them their states, one by one; it would leave out what one side has more."""
-        if isinstance(trainer.strategy, Sharded):
-            return
-        assert self._io is not None
-        optimizers = trainer.strategy.optimizers
-        if self._states not in (None, len(optimizers)):
-            raise InvalidArgument(
-                f"the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of {self._states}"
-            )
-        for i, optimizer in enumerate(optimizers):
-            self._hooks += check_loads(optimizer, f"optimizer_states/{i}", self._io.cast)
-
     def _file_exists(self, filepath: str, trainer: Any) -> bool:
         here = self._io.exists(filepath) if self._io is not None and trainer.is_global_zero else False
         return bool(trainer.strategy.reduce_boolean_decision(here, all=False))
-
-    def _before_load(self, module: Any, state: dict[str, Any], *_: Any) -> None:
-        """Before a module's load_state_dict, of what CheckpointIO has read."""
-        io = module.trainer.strategy.checkpoint_io
-        path, io.loaded = io.loaded, ""
-        if path:
-            check_into(module, state, path, io.cast).log(path)
-            self._loaded = path, state
 
     def _before_step(self, *_: Any) -> None:
         self.fence()

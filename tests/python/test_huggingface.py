@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,43 @@ def test_a_gradient_scaler_on_one_side_only_and_another_optimizer_are_refused(tm
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
     with pytest.raises(cairn.InvalidArgument, match="no gradient scaler, this run has one"):
         trainer.train(resume_from_checkpoint=True)
-    with pytest.raises(
-        cairn.InvalidArgument, match="the tree has Adagrad, the checkpoint has a group without lr_decay"
+    for optim, name in (("adagrad", "Adagrad"), ("adafactor", "Adafactor")):
+        trainer = a_trainer(tmp_path, optim=optim)
+        before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+        with pytest.raises(
+            cairn.InvalidArgument,
+            match=rf"step-0+8: .*the tree has {name}, the checkpoint has the state of AdamW.*; or b",
+        ):
+            trainer.train(resume_from_checkpoint=True)
+        assert_same_weights(trainer.model, before)
+
+
+class Counts(transformers.GPT2LMHeadModel):  # type: ignore[misc]
+    def __init__(self, dtype: Any) -> None:
+        super().__init__(a_gpt2().config)
+        self.register_buffer("count", torch.tensor([2**30 + 1]).to(dtype))
+
+
+def test_a_cast_that_loses_values_is_refused_unless_allowed(tmp_path: Path) -> None:
+    a_trainer(tmp_path / "buffer", model=Counts(torch.int64), max_steps=2).train()
+    a_trainer(tmp_path / "wide", max_steps=2).train()
+    for folder, model, name in (
+        ("buffer", Counts(torch.int16), "count"),
+        ("wide", a_gpt2().bfloat16(), "transformer.wte.weight"),
     ):
-        a_trainer(tmp_path, optim="adagrad").train(resume_from_checkpoint=True)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with pytest.raises(cairn.InvalidArgument, match=rf'(?s){name}.*cast="allow"'):
+            a_trainer(tmp_path / folder, model=model, max_steps=3).train(resume_from_checkpoint=True)
+        assert_same_weights(model, before)
+        a_trainer(tmp_path / folder, model=model, max_steps=3, cast="allow").train(resume_from_checkpoint=True)
+
+
+def test_a_cast_that_keeps_every_value_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a_trainer(tmp_path, model=a_gpt2().bfloat16(), max_steps=2).train()
+    caplog.set_level(logging.INFO, "cairn")
+    a_trainer(tmp_path, max_steps=3).train(resume_from_checkpoint=True)
+    assert "to another dtype, none with a loss: transformer.wte.weight (BF16" in caplog.text
+    assert "of its state to the parameters' dtype, none with a loss" in caplog.text
 
 
 def test_a_gradient_scaler_is_kept(tmp_path: Path) -> None:

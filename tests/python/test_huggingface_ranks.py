@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
-from huggingface_trainer import a_trainer, hf, losses, torch, transformers
+from huggingface_trainer import a_gpt2, a_trainer, hf, losses, torch, transformers
 class Sharding(hf.Trainer):
     # accelerate shards only on accelerators; its state says so. FSDP2 itself, and the rest of accelerate, run on CPUs.
     def create_accelerator_and_postprocess(self):
@@ -33,8 +34,11 @@ class Sharding(hf.Trainer):
         super().create_accelerator_and_postprocess()
 def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-def train(output, fsdp=False, resume=None, **settings):
+def train(output, fsdp=False, resume=None, dtype=None, **settings):
     kind = Sharding if fsdp else hf.Trainer
+    if dtype is not None:
+        settings["model"] = a_gpt2().to(dtype)
+    settings["model"] = a_gpt2().to(dtype)
     trainer = a_trainer(Path(output), kind, ddp_backend="gloo", per_device_train_batch_size=2, **settings)
     trainer.train(resume_from_checkpoint=resume)
     weights = {name: whole(tensor).tolist() for name, tensor in trainer.model.state_dict().items()}
@@ -130,6 +134,14 @@ def test_a_resumed_fsdp2_job_is_the_uninterrupted_one(world: World, tmp_path: Pa
     folder = shutil.copytree(folders(tmp_path)[1], tmp_path / "copy")
     assert train(world, tmp_path / "other", fsdp=True, resume=str(folder)) == first
     assert steps(tmp_path / "other") == [6, 8]
+
+    for settings, message in (
+        ({"optim": "adagrad"}, "copy: the optimizer is Adagrad, the checkpoint has the state of AdamW"),
+        ({"dtype": torch.bfloat16}, 'copy: .*transformer.wte.weight .*F32 in the checkpoint, BF16 here.*cast="allow"'),
+    ):
+        given = "".join(f", {name}={value!r}" for name, value in settings.items())
+        for answer in world.answers(f"train({str(tmp_path / 'no')!r}, fsdp=True, resume={str(folder)!r}{given})"):
+            assert answer["error"] == "InvalidArgument" and re.search(message, answer["message"]), answer
 
     # It is no model folder; an export is.
     hf.export(tmp_path / "cairn", tmp_path / "exported")

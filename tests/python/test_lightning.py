@@ -87,11 +87,18 @@ def a_trainer(*callbacks: Any, io: Any = None, **options: Any) -> Trainer:
 
 
 def fit(
-    *callbacks: Any, ckpt_path: Any = None, model: Any = None, seed: int = 1, val: Any = None, **options: Any
+    *callbacks: Any,
+    ckpt_path: Any = None,
+    model: Any = None,
+    seed: int = 1,
+    val: Any = None,
+    ours: bool = True,
+    **options: Any,
 ) -> Any:
+    """`ours`: with cairn's Callback."""
     seed_everything(seed, verbose=False)
     model = model or Model()
-    trainer = a_trainer(cairn.lightning.Callback(), *callbacks, **options)
+    trainer = a_trainer(*[cairn.lightning.Callback()] * ours, *callbacks, **options)
     trainer.fit(model, batches(), val, ckpt_path=ckpt_path)
     return model
 
@@ -254,7 +261,11 @@ def test_resumes_bit_exactly_between_epochs(tmp_path: Path, when: str) -> None:
     same(resumed.state_dict(), whole.state_dict())
 
 
-def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours", [True, False])
+def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path, ours: bool) -> None:
+    class Own(torch.optim.Optimizer):
+        """Would take any state, and fail in its first step."""
+
     class Unlike(Model):
         def __init__(self, make: Any) -> None:
             super().__init__()
@@ -267,8 +278,9 @@ def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path) -> None:
     for make, message in (
         (
             lambda m: torch.optim.SGD(m.parameters(), momentum=0.9),
-            "optimizer_states/0/param_groups/0: the tree has SGD",
+            "one.ckpt: .* optimizer_states/0: the tree has SGD, the checkpoint has the state of AdamW; or begin with new",
         ),
+        (lambda m: Own(m.parameters(), {"lr": 0.1}), "the tree has Own, the checkpoint has the state of AdamW"),
         (
             lambda m: torch.optim.AdamW(m.net[0].parameters()),
             "optimizer_states/0: the tree has 2 parameters in 1 group",
@@ -281,7 +293,7 @@ def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path) -> None:
         model = Unlike(make)
         model.automatic_optimization = False  # Lightning asks for that if there are several.
         with pytest.raises(cairn.InvalidArgument, match=message):
-            fit(max_epochs=2, model=model, ckpt_path=tmp_path / "one.ckpt")
+            fit(max_epochs=2, model=model, ckpt_path=tmp_path / "one.ckpt", ours=ours)
 
 
 class Color(Enum):
@@ -481,10 +493,9 @@ def test_what_lightning_loads_by_path_says_what_to_use_instead(tmp_path: Path) -
     assert Model.load_from_checkpoint(tmp_path / "theirs.ckpt").hparams["width"] == 3
 
 
+@pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_a_cast_that_loses_values_is_refused_unless_allowed(
-    tmp_path: Path, precision: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cast_that_loses_values_is_refused_unless_allowed(tmp_path: Path, precision: Any, ours: bool) -> None:
     class Narrow(Model):
         def __init__(self) -> None:
             super().__init__()
@@ -499,21 +510,28 @@ def test_a_cast_that_loses_values_is_refused_unless_allowed(
     model = Narrow()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(cairn.InvalidArgument, match=r'wide.ckpt: .*net.0.weight \(F32 .* here\).*cast="allow"'):
-        fit(model=model, ckpt_path=path, precision=precision)
-    if precision == "32-true":  # Else it is made narrower after the load.
-        same(dict(model.state_dict()), before)
+        fit(model=model, ckpt_path=path, precision=precision, ours=ours)
+    same(dict(model.state_dict()), before)
+    if precision == "32-true":
         with pytest.raises(cairn.InvalidArgument, match="net.0.bias"):
             cairn.lightning.load_from_checkpoint(Narrow, path)
         with pytest.raises(cairn.InvalidArgument, match="net.0.bias"):
-            a_trainer(cairn.lightning.Callback()).validate(model, batches(), ckpt_path=path)
+            a_trainer(*[cairn.lightning.Callback()] * ours).validate(model, batches(), ckpt_path=path)
         cairn.lightning.load_from_checkpoint(Narrow, path, cast="allow")
-    fit(model=Narrow(), ckpt_path=path, precision=precision, io=an_io(cast="allow"))
+    fit(
+        model=Narrow(),
+        ckpt_path=path,
+        precision=precision,
+        io=an_io(cast="allow"),
+        ours=ours,
+        default_root_dir=tmp_path,
+    )
 
 
 def test_a_cast_that_keeps_every_value_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(ModelCheckpoint(tmp_path, filename="narrow"), max_epochs=1, precision="bf16-true")
     caplog.set_level(logging.INFO, "cairn")
-    fit(ckpt_path=tmp_path / "narrow.ckpt", max_epochs=1)
+    fit(ckpt_path=tmp_path / "narrow.ckpt", max_epochs=2, default_root_dir=tmp_path)
     assert len([one for one in caplog.messages if "to another dtype, none with a loss: net.0.weight (BF16" in one]) == 1
 
 

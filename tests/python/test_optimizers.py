@@ -12,7 +12,7 @@ import cairn
 import pytest
 import torch
 from cairn._tree import plan_restore
-from cairn._tree.optimizers import check_loads
+from cairn._tree.optimizers import fit_state, load_checked
 from torch import nn
 from trees import describe, empty, in_file, restore, same, save
 
@@ -176,8 +176,9 @@ def test_the_saved_dtypes_are_kept(stepped: bool) -> None:
         assert same(target.state_dict(), optimizer.state_dict())
 
 
-def test_torchs_classes_get_state_of_their_parameters_dtype(make: Make) -> None:
+def test_torchs_classes_get_state_of_their_parameters_dtype(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Which they need to step: a cast as any other."""
+    caplog.set_level(logging.INFO, "cairn")
 
     def job(name: str, dtype: torch.dtype, steps: int) -> tuple[Any, Any]:
         optimizer = ALL[name]((model := network(dtype=dtype)).parameters())
@@ -203,6 +204,8 @@ def test_torchs_classes_get_state_of_their_parameters_dtype(make: Make) -> None:
             assert 'cast="allow"' in said and "strict=False" not in said and same(target.state_dict(), before)
             checkpointer.restore({"o": target}, 2 * i + 1, cast="allow")
             step(model, target)
+    for lost in ("none", "12"):
+        assert f"AdamW: converted 12 tensors of its state to the parameters' dtype, {lost} w" in caplog.text
 
 
 def test_what_a_hook_changes_is_what_is_loaded() -> None:
@@ -239,7 +242,10 @@ def test_before_a_byte_is_written(make: Any, message: str | None) -> None:
     assert "leave o out of the tree, or restore(..., strict=False)" in found
 
 
-ALIKE = [{"Adam", "AdamW", "RAdam", "SparseAdam"}]  # In all that a checkpoint without the class's name says.
+ALIKE = [
+    {"Adam", "RAdam", "SparseAdam"},
+    {"AdamW", "RAdam", "SparseAdam"},
+]  # In all that a checkpoint without the class's name says.
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -459,26 +465,28 @@ def test_numbers_of_a_state_dict_that_mean_other_parameters(partial: bool) -> No
     in_part(saved, {"o": of_names(network(), "ab").state_dict()})
 
 
+def load(target: Any, state: Any, kind: str | None = None) -> None:
+    """As plugs do."""
+    load_checked(target, state, fit_state(target, state, "states/0", kind, False, "last.ckpt", "begin anew"))
+
+
 def test_a_state_dict_that_a_plugin_loads(caplog: pytest.LogCaptureFixture) -> None:
     step(model := network(dtype=torch.bfloat16), optimizer := Master(model.parameters()))
     target = Master(network(dtype=torch.bfloat16).parameters())
-    check_loads(target, "states/0")
-    target.load_state_dict(optimizer.state_dict())
+    load(target, optimizer.state_dict())
     assert same(target.state_dict(), optimizer.state_dict())
     step(model := network(), optimizer := of_names(model, "ab"))
     target = of_names(network(), "ba")
-    hooks = check_loads(target, "states/0")
-    target.load_state_dict(optimizer.state_dict())
+    load(target, optimizer.state_dict())
     assert moments(target) == moments(optimizer)
     state = trained(optim.AdamW, size=8)[1].state_dict()
     with pytest.raises(
-        cairn.InvalidArgument, match=r"states/0/state/0/exp_avg: the tree's parameter has the shape \[3, 3\]"
+        cairn.InvalidArgument,
+        match=r"last.ckpt: .*states/0/state/0/exp_avg: the tree's parameter has the shape \[3, 3\].*; or begin anew",
     ):
-        target.load_state_dict(state)
-    for hook in hooks:
-        hook.remove()
-    target.load_state_dict(state)
+        load(target, state)
+    with pytest.raises(cairn.InvalidArgument, match="the tree has AdamW, the checkpoint has the state of Own"):
+        load(optim.AdamW(network(8).parameters()), state, "Own")
     del state["state"][1]
-    check_loads(target := optim.AdamW(network(8).parameters()), "states/0")
-    target.load_state_dict(state)
+    load(optim.AdamW(network(8).parameters()), state)
     assert "states/0: the checkpoint has no state of parameters [1]" in caplog.text

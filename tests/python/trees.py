@@ -61,9 +61,10 @@ def save(tree):
     return flat.text, copies
 
 
-def restore(saved, tree):
+def restore(saved, tree, cast=False):
     text, tensors = saved
-    plan = plan_restore(text, {name: in_file(tensor) for name, tensor in tensors.items()}, tree, describe, empty)
+    stored = {name: in_file(tensor) for name, tensor in tensors.items()}
+    plan = plan_restore(text, stored, tree, describe, empty, cast=cast)
     assert list(plan.tensors) == names(text)
     with torch.no_grad():
         for name, target in plan.tensors.items():

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from .._checkpointer import Checkpointer
-from .._errors import Corrupt
+from .._errors import Corrupt, Error
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
@@ -84,10 +85,16 @@ def load_into(
 ) -> None:
     """Reads a checkpoint (None: the newest; or the one in `folder`) into the tensors and objects of `state`, as dcp.load
     does. Unpickles nothing. Every rank calls it if torch.distributed is initialised. `strict` and `cast` as in
-    `by_path.load`."""
+    `by_path.load`. Raises what the first rank's failure is, on all."""
     reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
     try:
         load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))
+    except CheckpointException as error:
+        # No Exception, and only its text says what happened. It is the same on all ranks.
+        _, (first, _) = min(error.failures.items(), key=lambda at: at[0])
+        if isinstance(first, Error):
+            raise first from None
+        raise
     finally:
         reader.reset()  # Releases the checkpoint, also if the load was refused before it read.
 

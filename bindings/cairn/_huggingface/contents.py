@@ -19,7 +19,8 @@ import torch
 from .._errors import Corrupt, InvalidArgument
 from .._memory import cloned
 from .._ranks.digests import digest
-from .._tree.tensors import Placement
+from .._tree.casts import Casts, allows_loss
+from .._tree.tensors import Placement, dtype_name
 
 FORMAT = "cairn.huggingface/2"
 TRAINER = "trainer"
@@ -66,6 +67,15 @@ def weights_of(model: Any, only_trainable: bool) -> dict[str, Any]:
     if taken := {TRAINER, RANK} & weights.keys():
         raise InvalidArgument(f"the model's {taken.pop()!r} has a name that checkpoints of a Trainer need: rename it")
     return weights
+
+
+def check_dtypes(weights: Mapping[str, Any], saved: Mapping[str, str], where: str, cast: str | None) -> None:
+    """InvalidArgument if torch's load_state_dict would convert a saved tensor with a loss, unless `cast` is "allow"."""
+    casts = Casts(allows_loss(cast))
+    for name, own in weights.items():
+        if isinstance(own, torch.Tensor) and name in saved:
+            casts.may(name, saved[name], dtype_name(name, own))
+    casts.raise_refused(where)
 
 
 def load_weights(model: Any, weights: Mapping[str, Any], only_trainable: bool) -> None:

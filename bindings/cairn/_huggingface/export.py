@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .. import _tree
 from .._checkpointer import Checkpointer
 from .._errors import AlreadyExists, InvalidArgument, Unsupported
 from .._ranks.replicas import tree_text
+from .._tree.codec import Stored
 from . import sharded
 from .contents import FORMAT, RANK, TRAINER
 
@@ -26,13 +28,19 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
 
 
 def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "") -> dict[str, Any]:
-    """What a checkpoint says of its training, with None in place of tensors, and "world": how many ranks saved it.
+    """What a checkpoint says of its training, with dtype and shape in place of tensors, and
+
+        "world": how many ranks saved it
+        "path": its folder
+        "saved": the dtype and shape of each tensor, by name
 
     Raises InvalidArgument, or Unsupported, if this version of cairn.huggingface did not write it.
     """
-    details = checkpointer._reading.choose(step, folder)
+    details = checkpointer._reading.inspect_all(step, folder)
     with details["hold"]:
-        return _read_tree(checkpointer, details)[1] | {"world": details["world"]}
+        saved = {name: Stored(dtype, tuple(shape)) for name, dtype, shape, *_ in details["tensors"]}
+        more = {"world": details["world"], "path": details["path"], "saved": saved}
+        return _read_tree(checkpointer, details, saved)[1] | more
 
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -51,9 +59,11 @@ def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, 
         return trainer, {key: value for key, value in tree.items() if key not in (TRAINER, RANK)}
 
 
-def _read_tree(checkpointer: Checkpointer, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _read_tree(
+    checkpointer: Checkpointer, details: dict[str, Any], tensors: Mapping[str, Any] = {}
+) -> tuple[str, dict[str, Any]]:
     text = tree_text(details | checkpointer._core.inspect_part(details["path"], 0, []))
-    tree = _tree.build(text, dict.fromkeys(_tree.names(text)))
+    tree = _tree.build(text, {name: tensors.get(name) for name in _tree.names(text)})
     root = tree if isinstance(tree, dict) else {}
     trainer = root.get(TRAINER)
     found = (trainer if isinstance(trainer, dict) else root).get("format")

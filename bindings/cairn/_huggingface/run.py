@@ -42,6 +42,7 @@ class Run:
         self.source = ""  # The folder of a checkpoint outside the root.
         self.resumes = False
         self.restored: dict[str, Any] = {}
+        self.optimizer_class: str | None = None  # In what it resumes from.
         self.steps = set(checkpointer.steps())
         self.saves: dict[int, Save] = {}  # Those that may not have ended.
         self.order: list[int] = []  # Steps saved by this run.

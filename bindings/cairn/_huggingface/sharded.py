@@ -60,18 +60,24 @@ def start(
     return direct.start_save_of(checkpointer, step, gather, replace=replace)
 
 
-def load_model(checkpointer: Checkpointer, step: int | None, model: Any, folder: str = "") -> None:
-    """Reads the weights into the model, of a step, or of the checkpoint in `folder`; every rank calls it."""
-    state = {"model": get_model_state_dict(model)}
-    direct.load_into(checkpointer, state, step, folder=folder)
-    set_model_state_dict(model, state["model"])
-
-
-def load_optimizer(checkpointer: Checkpointer, step: int | None, model: Any, optimizer: Any, folder: str = "") -> None:
+def load_model(
+    checkpointer: Checkpointer,
+    step: int | None,
+    model: Any,
+    folder: str = "",
+    optimizer: Any = None,
+    cast: str | None = None,
+) -> None:
+    """Reads the weights into the model, of a step, or of the checkpoint in `folder`, and the optimizer's state if there is
+    one: what does not fit is refused before either is written. Every rank calls it."""
     inner = getattr(optimizer, "optimizer", optimizer)
-    state = {"optimizer": get_optimizer_state_dict(model, inner)}
-    direct.load_into(checkpointer, state, step, folder=folder)
-    set_optimizer_state_dict(model, inner, state["optimizer"])
+    state: dict[str, Any] = {"model": get_model_state_dict(model)}
+    if inner is not None:
+        state["optimizer"] = get_optimizer_state_dict(model, inner)
+    direct.load_into(checkpointer, state, step, folder=folder, cast=cast)
+    set_model_state_dict(model, state["model"])
+    if inner is not None:
+        set_optimizer_state_dict(model, inner, state["optimizer"])
 
 
 def load_plain(

@@ -39,15 +39,14 @@ class CheckpointIO(_CheckpointIO):
     returns. A failure in the background is raised by the next save and at the end of the fit.
 
     A module's tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is
-    logged. Else the load is refused, unless `cast` is "allow". Without cairn.lightning.Callback nobody sees that on one
-    device or with DDP, because torch's load_state_dict converts silently.
+    logged. Else the load is refused, unless `cast` is "allow".
     """
 
     def __init__(self, *, cast: str | None = None, **options: Any) -> None:
         self._store = PathStore(**options)
         self.cast = cast
         allows_loss(cast)
-        self.loaded = ""  # What was read last, until its state is in the module.
+        self.loaded = ""  # What was read last.
         self._module: Any = None  # Set while a Callback fences.
         self._warned = False  # Or no warning is needed.
         self.optimizers_on: Any = None  # A fit's device.

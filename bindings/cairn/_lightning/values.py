@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -61,9 +62,11 @@ def to_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def check_into(module: Any, loaded: dict[str, Any], path: str, cast: str | None) -> Casts:
-    """How load_state_dict converts a checkpoint's tensors. InvalidArgument if that loses something and `cast` does not
-    allow it, or if one tensor would overwrite another."""
+def check_into(
+    module: Any, loaded: Mapping[str, Any], path: str, cast: str | None, becomes: torch.dtype | None = None
+) -> Casts:
+    """How load_state_dict converts a checkpoint's tensors, and what makes the module's floating ones `becomes` after it.
+    InvalidArgument if that loses something and `cast` does not allow it, or if one tensor would overwrite another."""
     casts = Casts(allows_loss(cast))
     memory = _core.TreeTensors(None)
     for name, own in module.state_dict().items():
@@ -72,6 +75,8 @@ def check_into(module: Any, loaded: dict[str, Any], path: str, cast: str | None)
             continue
         if own.dtype != given.dtype:
             casts.may(name, dtype_name(name, given), dtype_name(name, own))
+        if becomes not in (None, given.dtype) and own.is_floating_point():
+            casts.may(name, dtype_name(name, given), dtype_name(name, torch.empty(0, dtype=becomes)))
         if (view := memory_view(name, own, path)) is not None:
             memory.add(view, None, None)
     casts.raise_refused(path)

@@ -11,7 +11,7 @@ from typing import Any
 from .._errors import Corrupt, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
-from .casts import Casts, convert
+from .casts import Casts, convert, is_lossless
 from .optimizers import Beside, Fit, fit_text
 from .paths import MAX_DEPTH, kind_name, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
@@ -141,7 +141,8 @@ def plan_restore(
             own = describe(like.tensor)
             if found.shape != own.shape:
                 reader.differ += fit.misfits(name, found.shape)
-            if found.dtype != own.dtype and fit.casts(name) and not casts.may(name, found.dtype, own.dtype):
+            may = cast or is_lossless(found.dtype, own.dtype)  # Which dtypes_kept says.
+            if not may and fit.casts(name) and not casts.may(name, found.dtype, own.dtype):
                 reader.narrowed.append(f"{readable(name)}: the optimizer keeps {own.dtype}, the checkpoint has {found}")
         return made(kind, name, found, like.device_of(name))
 
@@ -189,7 +190,7 @@ def plan_restore(
     root, classes = _parse_all(text)
 
     def fit(holder: Any, state: Any, node: Any, name: str) -> Fit | None:
-        return fit_text(holder, state, node, name, partial, classes.get(name))
+        return fit_text(holder, state, node, name, partial, classes.get(name), cast)
 
     reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit)
     result = reader.node(root, tree, "", True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from .._errors import counted
 from .paths import uncompiled
 
+_log = logging.getLogger("cairn")
 _ADAM = {"step": None, "exp_avg": None, "exp_avg_sq": None}
 # torch's classes: an option that each has had from the beginning, and no class with other state has; and what it makes
 # for each parameter, with the option without which it does not.
@@ -116,10 +119,38 @@ def of_text(node: Any) -> State | None:
     return State.of(node, mapping, sequence)
 
 
-def keep_dtypes(optimizer: Any, cast: set[tuple[int, str]]) -> list[Any]:
-    """Hooks between the optimizer's own: those before may change the state, those after expect it loaded. `cast`: the
-    positions of parameters and keys of state that load_state_dict may cast."""
+@contextlib.contextmanager
+def dtypes_kept(optimizer: Any, allow_loss: bool) -> Iterator[None]:
+    """Puts back the saved dtypes of state that torch's load_state_dict has cast to its parameter's dtype: in hooks between
+    the optimizer's own, of which those before may change the state, those after expect it loaded.
+
+    Most of torch's classes cannot step with state of another dtype. So with these a cast stays if it keeps every value, or
+    if the caller allows a loss.
+    """
+    torch = sys.modules["torch"]
+    optim = vars(torch.optim)
+    torchs = any(base.__name__ in CLASSES and optim.get(base.__name__) is base for base in type(optimizer).__mro__)
     last: Any = None
+    cast: list[bool] = []  # Of each tensor that stays cast, whether nothing was lost.
+
+    def put_back(state: dict[Any, Any], saved: dict[Any, Any]) -> None:
+        for key, value in saved.items():
+            if (now := state.get(key, value)) is not value and key != "step":  # That may need another dtype.
+                state[key] = as_saved(now, value)
+
+    def as_saved(now: Any, saved: Any) -> Any:
+        if type(now) is dict and isinstance(saved, dict):
+            put_back(now, saved)
+        elif type(now) is type(saved) and isinstance(now, (list, tuple)) and len(now) == len(saved):
+            return type(now)([as_saved(*both) for both in zip(now, saved, strict=True)])
+        elif (
+            hasattr(now, "dtype") and hasattr(saved, "dtype") and now.dtype != saved.dtype and now.shape == saved.shape
+        ):
+            wider = saved.dtype.is_floating_point and torch.promote_types(now.dtype, saved.dtype) == now.dtype
+            if not (torchs and (wider or allow_loss)):
+                return saved.to(now.device)
+            cast.append(wider)
+        return now
 
     def before(_optimizer: Any, given: Any) -> None:
         nonlocal last
@@ -130,29 +161,21 @@ def keep_dtypes(optimizer: Any, cast: set[tuple[int, str]]) -> list[Any]:
         numbers = chain(*(group["params"] for group in last["param_groups"]))
         parameters = chain(*(group["params"] for group in optimizer.param_groups))
         states, loaded = last["state"], optimizer.state
-        for at, (number, parameter) in enumerate(zip(numbers, parameters, strict=True)):
+        for number, parameter in zip(numbers, parameters, strict=True):
             if isinstance(saved := states.get(number), dict) and isinstance(now := loaded.get(parameter), dict):
-                _put_back(now, {key: value for key, value in saved.items() if (at, key) not in cast} if cast else saved)
+                put_back(now, saved)
         last = None
+        if cast:
+            _log.log(
+                logging.INFO if all(cast) else logging.WARNING,
+                "%s: converted %s of its state to the parameters' dtype, %s with a loss",
+                type(optimizer).__name__,
+                counted(len(cast), "tensor"),
+                cast.count(False) or "none",
+            )
 
-    return [
+    with (  # These handles remove themselves at the end.
         optimizer.register_load_state_dict_pre_hook(before),
         optimizer.register_load_state_dict_post_hook(after, prepend=True),
-    ]
-
-
-def _put_back(state: dict[Any, Any], saved: dict[Any, Any]) -> None:
-    """Puts what was saved in place of what load_state_dict has cast. The number of steps may need another dtype."""
-    for key, value in saved.items():
-        if (now := state.get(key, value)) is not value and key != "step":
-            state[key] = _as_saved(now, value)
-
-
-def _as_saved(now: Any, saved: Any) -> Any:
-    if type(now) is dict and isinstance(saved, dict):
-        _put_back(now, saved)
-    elif type(now) is type(saved) and isinstance(now, (list, tuple)) and len(now) == len(saved):
-        return type(now)([_as_saved(*both) for both in zip(now, saved, strict=True)])
-    elif hasattr(now, "dtype") and hasattr(saved, "dtype") and now.dtype != saved.dtype and now.shape == saved.shape:
-        return saved.to(now.device)
-    return now
+    ):
+        yield

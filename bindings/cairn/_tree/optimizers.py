@@ -26,23 +26,25 @@ as there is state.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from .._errors import InvalidArgument
 from .._protect import inner_optimizer
-from .casts import Casts, allows_loss
+from .casts import Casts
 from .optimizer_states import (
     CLASSES,
     MARKS,
     WITHOUT_DIMENSIONS,
     State,
+    dtypes_kept,
     has_torchs_load,
-    keep_dtypes,
     names_of,
     of_dict,
     of_text,
@@ -50,6 +52,7 @@ from .optimizer_states import (
 from .paths import join, listed, part_of, readable
 
 _log = logging.getLogger("cairn")
+_DECOUPLED = "decoupled_weight_decay"  # All that makes AdamW of Adam.
 
 
 class Beside:
@@ -77,6 +80,7 @@ class Fit:
 
     path: str
     partial: bool
+    _allow_loss: bool = False
     differ: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     _optimizer: Any = None
@@ -88,9 +92,6 @@ class Fit:
     _sources: list[int | None] = field(default_factory=list)  # Which saved group has the options of each group.
     _moved: bool = False
     _makes: dict[str, str | None] | None = None  # Of CLASSES, if it is one of them.
-    _cast: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # State whose dtype becomes the parameter's: position, key.
 
     def __post_init__(self) -> None:
         self._numbers = [*chain(*self._own.numbers)]
@@ -122,14 +123,17 @@ class Fit:
         return node
 
     def load(self, holder: Any, state: Any) -> None:
-        """Calls load_state_dict with a state that has the saved numbers. torch's own then keeps the saved dtypes."""
-        state = self.renumbered(state)
-        hooks = keep_dtypes(self._optimizer, self._cast) if has_torchs_load(self._optimizer) else []
-        try:
-            holder.load_state_dict(state)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        """Calls load_state_dict with a state that has the saved numbers."""
+        with self.loading(state) as renumbered:
+            holder.load_state_dict(renumbered)
+
+    @contextlib.contextmanager
+    def loading(self, state: Any) -> Iterator[Any]:
+        """Gives, of a state that has the saved numbers, what load_state_dict is to get within. torch's own then keeps the
+        saved dtypes."""
+        torchs = has_torchs_load(self._optimizer)
+        with dtypes_kept(self._optimizer, self._allow_loss) if torchs else contextlib.nullcontext():
+            yield self.renumbered(state)
 
     def at(self, *parts: Any) -> str:
         path = self.path
@@ -149,15 +153,15 @@ class Fit:
         return None if at is None else self._parameters[at]
 
     def casts(self, name: str) -> bool:
-        """Whether the saved tensor of this name must have the dtype of the state that the optimizer makes. If so,
-        load_state_dict may cast it."""
+        """Whether the saved tensor of this name must have the dtype of the state that the optimizer makes, to step."""
         at, key = self._place(name)
         if at is None or key not in (self._makes or ()) or key in WITHOUT_DIMENSIONS:
             return False
-        if not self._parameters[at].is_floating_point() or not has_torchs_load(self._optimizer):
-            return False
-        self._cast.add((at, key))
-        return True
+        return self._parameters[at].is_floating_point() and has_torchs_load(self._optimizer)
+
+    def log(self) -> None:
+        for remark in self.remarks:
+            _log.warning("%s", remark)
 
     def misfits(self, name: str, shape: tuple[int, ...]) -> list[str]:
         """Why a saved tensor of this name and shape is not its parameter's state; empty if it is, or if nobody knows."""
@@ -191,7 +195,8 @@ class Fit:
         if not self.differ:
             self._pair()
         if not self.differ:
-            self._compare_options({option for option in (makes or {}).values() if option})
+            deciding = {option for option in (makes or {}).values() if option}
+            self._compare_options(deciding | ({_DECOUPLED} if mark == "amsgrad" else set()))
         if not self.differ and any(self._saved.entries.values()):  # Else it was saved before its first step.
             self._compare_entries()
 
@@ -245,6 +250,8 @@ class Fit:
         for i, source in enumerate(self._sources):
             for option in sorted(deciding) if source is not None else ():
                 mine, theirs = self._own.groups[i].get(option), self._saved.groups[source or 0].get(option)
+                if option == _DECOUPLED and None in (mine, theirs):
+                    continue  # Of an older torch.
                 if bool(mine) != bool(theirs):
                     at = self.at("param_groups", i, option)
                     self._contradicts(f"{at}: the tree has {mine}, the checkpoint has {theirs}")
@@ -310,7 +317,8 @@ def _fit(
     saved: State | None,
     path: str,
     partial: bool,
-    kind: str | None = None,
+    kind: str | None,
+    allow_loss: bool,
 ) -> Fit | None:
     own, torchs = of_dict(state), has_torchs_load(optimizer)
     parameters = [group["params"] for group in optimizer.param_groups]
@@ -319,17 +327,21 @@ def _fit(
     if not torchs and (saved is None or partial):
         return None  # It may know what to do.
     if saved is None:
-        return Fit(path, partial, [f"{readable(path)}: the tree has an optimizer, the checkpoint has no state of one"])
-    found = Fit(path, partial, [], [], optimizer, state, own, saved, [*chain(*parameters)])
+        return Fit(
+            path, partial, differ=[f"{readable(path)}: the tree has an optimizer, the checkpoint has no state of one"]
+        )
+    found = Fit(path, partial, allow_loss, [], [], optimizer, state, own, saved, [*chain(*parameters)])
     found.compare(kind)
     return found
 
 
-def fit_text(holder: Any, state: Any, node: Any, path: str, partial: bool, kind: str | None) -> Fit | None:
+def fit_text(
+    holder: Any, state: Any, node: Any, path: str, partial: bool, kind: str | None, allow_loss: bool
+) -> Fit | None:
     """Compares an optimizer, with its `state`, with the text of the state at `path`, in all but shapes. None for every
     other object, and for state dicts of another form."""
     optimizer = optimizer_of(holder)
-    return None if optimizer is None else _fit(optimizer, state, of_text(node), path, partial, kind)
+    return None if optimizer is None else _fit(optimizer, state, of_text(node), path, partial, kind, allow_loss)
 
 
 def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
@@ -349,39 +361,42 @@ def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
     return []
 
 
-def check_loads(holder: Any, path: str, cast: str | None = None) -> list[Any]:
-    """From now on torch's load_state_dict, of an optimizer or what wraps one, raises InvalidArgument for a state that does
-    not fit, before it changes anything, and keeps the saved dtypes. Returns the hooks, to be removed. `path` is what
-    messages call the state, `cast` as in Checkpointer.restore."""
+def fit_state(
+    holder: Any, state: Any, path: str, kind: str | None, allow_loss: bool, where: str, way_out: str
+) -> Fit | None:
+    """Compares a state dict, of an optimizer of the class `kind` if that is known, with an optimizer that torch's
+    load_state_dict would put it into, or what wraps one. Its tensors' contents do not count. None if nobody knows.
+
+    InvalidArgument if it does not fit: `path` is what it calls the state in the checkpoint `where`, `way_out` what helps.
+    """
     optimizer = optimizer_of(holder)
     if optimizer is None or not has_torchs_load(optimizer):
-        return []
-
+        return None
+    saved = of_dict(state)
+    fit = _fit(optimizer, optimizer.state_dict(), saved, path, False, kind, allow_loss)
+    if fit is None:
+        return None
     from .tensors import dtype_name  # It imports the codec, which imports this.
 
-    cast_here: set[tuple[int, str]] = set()
+    casts = Casts(allow_loss)
+    for number, entries in saved.entries.items() if saved is not None else ():
+        for key, value in entries.items():
+            if hasattr(value, "shape"):
+                fit.differ += fit.misfits(name := f"{path}/state/{number}/{key}", value.shape)
+                if (own := fit.parameter_of(name)) is not None and own.dtype != value.dtype and fit.casts(name):
+                    casts.may(name, dtype_name(name, value), dtype_name(name, own))
+    casts.raise_refused(where)
+    if fit.differ:
+        raise InvalidArgument(
+            f"{where}: the optimizer does not match the checkpoint: {listed(fit.differ)}; or {way_out}"
+        )
+    return fit
 
-    def check(_optimizer: Any, state: Any) -> Any:
-        saved = of_dict(state)
-        fit = _fit(optimizer, optimizer.state_dict(), saved, path, False)
-        if fit is None:
-            return None
-        casts = Casts(allows_loss(cast))
-        for number, entries in saved.entries.items() if saved is not None else ():
-            for key, value in entries.items():
-                if hasattr(value, "shape"):
-                    fit.differ += fit.misfits(name := f"{path}/state/{number}/{key}", value.shape)
-                    own = fit.parameter_of(name)
-                    if own is not None and own.dtype != value.dtype and fit.casts(name):
-                        casts.may(name, dtype_name(name, value), dtype_name(name, own))
-        if fit.differ:
-            raise InvalidArgument(f"the optimizer does not match the checkpoint: {listed(fit.differ)}")
-        casts.raise_refused(path)
-        for remark in fit.remarks:
-            _log.warning("%s", remark)
-        casts.log(path)
-        cast_here.clear()
-        cast_here.update(fit._cast)
-        return fit.renumbered(state)
 
-    return [optimizer.register_load_state_dict_pre_hook(check), *keep_dtypes(optimizer, cast_here)]
+def load_checked(holder: Any, state: Any, fit: Fit | None) -> None:
+    """load_state_dict, after `fit_state`."""
+    if fit is None:
+        holder.load_state_dict(state)
+    else:
+        fit.log()
+        fit.load(holder, state)

@@ -1,0 +1,82 @@
+"""What Lightning loads into a module and its optimizers is held against them first: Lightning would convert it silently."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .._errors import InvalidArgument, counted
+from .._tree.optimizers import fit_state
+from .checkpoint_io import CheckpointIO
+from .package import pl
+from .values import check_into
+
+CALLBACK = "cairn.lightning.Callback"  # Its state's key. The state says of which classes the optimizers were.
+
+
+def check_what_loads() -> None:
+    """Lets Lightning's strategies check, where they load through a CheckpointIO of Cairn; its own sharded ones have their
+    own way."""
+    kind = pl.strategies.Strategy
+    if not hasattr(kind.load_model_state_dict, "checks_cairn"):
+        kind.load_model_state_dict = _checking(kind.load_model_state_dict, _check_module)
+        kind.load_optimizer_state_dict = _checking(kind.load_optimizer_state_dict, _check_optimizers)
+
+
+def _checking(load: Any, check: Any) -> Any:
+    @functools.wraps(load)
+    def checked(self: Any, checkpoint: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        io = self.checkpoint_io
+        io = getattr(io, "checkpoint_io", io)  # What a wrapper wraps.
+        with contextlib.ExitStack() as during:
+            if isinstance(io, CheckpointIO):
+                checkpoint = check(self, io, checkpoint, during)
+            return load(self, checkpoint, *args, **kwargs)
+
+    checked.checks_cairn = True  # type: ignore[attr-defined]
+    return checked
+
+
+def _check_module(strategy: Any, io: CheckpointIO, checkpoint: Any, _: contextlib.ExitStack) -> Any:
+    becomes = _dtype_of(strategy.precision_plugin)
+    check_into(strategy.lightning_module, checkpoint["state_dict"], io.loaded, io.cast, becomes).log(io.loaded)
+    return checkpoint
+
+
+def _dtype_of(precision: Any) -> torch.dtype | None:
+    """What the precision makes of a module after the load; None if it stays as it is."""
+    plugins = pl.plugins
+    if not isinstance(precision, (plugins.HalfPrecision, plugins.TransformerEnginePrecision)):
+        return None
+    probe = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0))])
+    converted: torch.dtype = next(precision.convert_module(probe).parameters()).dtype
+    return converted
+
+
+def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: contextlib.ExitStack) -> Any:
+    """All of them before the first one changes. Lightning would leave out what one side has more."""
+    optimizers, states = strategy.optimizers, checkpoint["optimizer_states"]
+    if len(states) != len(optimizers):
+        raise InvalidArgument(
+            f"{io.loaded}: the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of "
+            f"{len(states)}"
+        )
+    kinds = checkpoint.get("callbacks", {}).get(CALLBACK, {}).get("optimizers", ())
+    if len(kinds) != len(states):
+        kinds = [None] * len(states)  # An older checkpoint, or one that was saved after the fit.
+    way_out = "begin with new optimizers: fit, without ckpt_path, the model of cairn.lightning.load_from_checkpoint"
+    fits = [
+        fit_state(optimizer, state, f"optimizer_states/{i}", kind, io.cast is not None, io.loaded, way_out)
+        for i, (optimizer, state, kind) in enumerate(zip(optimizers, states, kinds, strict=True))
+    ]
+    loaded = []
+    for fit, state in zip(fits, states, strict=True):
+        if fit is not None:
+            fit.log()
+            state = during.enter_context(fit.loading(state))
+        loaded.append(state)
+    return {**checkpoint, "optimizer_states": loaded}
