@@ -88,11 +88,17 @@ class Accelerator(accelerate.Accelerator):
         return path
 
     def load_state(
-        self, input_dir: str | None = None, load_kwargs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        input_dir: str | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        cast: str | None = None,
+        **kwargs: Any,
     ) -> None:
         """Restores everything from this path, or from the newest of automatic_checkpoint_naming, in place.
 
-        In a group every process calls it; as many as have saved. Raises NotFound if there is nothing, InvalidArgument if
+        In a group every process calls it; as many as have saved. `strict` and `cast` as in Checkpointer.restore. Raises NotFound if there is nothing, InvalidArgument if
         what is prepared and registered is not what was saved, or if accelerate itself wrote the folder.
         """
         self._check_served(kwargs | (load_kwargs or {}))
@@ -105,7 +111,7 @@ class Accelerator(accelerate.Accelerator):
                 f"{path}: expected a Cairn checkpoint; if accelerate wrote it, read it with accelerate"
             )
         with self._cairn.reader(path, self._group()) as reader:
-            tree = reader.restore(self._tree(), folder=path)
+            tree = reader.restore(self._tree(), folder=path, strict=strict, cast=cast)
         self.step = tree["step"]
         self.project_configuration.iteration = tree["iteration"]
         for loader, state in zip(self._dataloaders, tree["dataloaders"], strict=True):

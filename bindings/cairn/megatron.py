@@ -47,6 +47,7 @@ from ._dcp.plain_values import check_storable
 from ._dcp.reader import StorageReader
 from ._errors import InvalidArgument, Unsupported
 from ._save import Save
+from ._tree.casts import allows_loss
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,9 +79,11 @@ class Strategies:
             self.checkpointer.close()
 
 
-def register(root: str | os.PathLike[str], **options: Any) -> Strategies:
+def register(root: str | os.PathLike[str], *, cast: str | None = None, **options: Any) -> Strategies:
     """Opens the folder in which checkpoints are written, and registers Megatron's strategies of the backend
-    ("cairn", 1). Every rank calls it, once. Options are Checkpointer's, except keep_last: the caller removes folders."""
+    ("cairn", 1). Every rank calls it, once. Options are Checkpointer's, except keep_last: the caller removes folders.
+
+    A load refuses to convert to a dtype that does not hold every value of the checkpoint's, unless `cast` is "allow"."""
     if "keep_last" in options or "keep_every" in options:
         raise InvalidArgument("keep_last is not an option here: each folder is kept until its caller removes it")
     group = torch.distributed.group.WORLD if torch.distributed.get_world_size() > 1 else None
@@ -89,7 +92,7 @@ def register(root: str | os.PathLike[str], **options: Any) -> Strategies:
         for step in checkpointer.steps():
             checkpointer.remove(step)  # A crash came before Megatron's last file.
     torch.distributed.barrier()
-    made = Strategies(checkpointer, SaveStrategy(checkpointer), LoadStrategy(), AsyncCalls())
+    made = Strategies(checkpointer, SaveStrategy(checkpointer), LoadStrategy(cast), AsyncCalls())
     base.register_default_strategy(base.StrategyAction.SAVE_SHARDED, *BACKEND, made.save)
     base.register_default_strategy(base.StrategyAction.LOAD_SHARDED, *BACKEND, made.load)
     return made
@@ -180,7 +183,15 @@ class AsyncCalls(AsyncCallsQueue):
 
 
 class LoadStrategy(stock.TorchDistLoadShardedStrategy):
-    """Megatron's load strategy, at any number of ranks. Every byte that is read is verified; nothing is unpickled."""
+    """Megatron's load strategy, at any number of ranks. Every byte that is read is verified; nothing is unpickled.
+
+    `cast` as in `register`.
+    """
+
+    def __init__(self, cast: str | None = None) -> None:
+        super().__init__()
+        allows_loss(cast)
+        self._cast = cast
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> Any:
         by_key, flat, renamed = stock._replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
@@ -191,7 +202,7 @@ class LoadStrategy(stock.TorchDistLoadShardedStrategy):
             allow_shape_mismatch_sharded_tensors={one.key: one for one in tensors if one.allow_shape_mismatch},
         )
         with _opened(checkpoint_dir) as source:
-            dcp_load(state, storage_reader=StorageReader(source), planner=planner)
+            dcp_load(state, storage_reader=StorageReader(source, cast=self._cast), planner=planner)
         loaded = {key: [one.data for one in of] if state[key] is not None else [] for key, of in by_key.items()}
         loaded |= {key: state[key] for key, of in by_key.items() if isinstance(of[0], ShardedObject)}
         made = stock._replace_sharded_keys_with_state_dict_keys(loaded, flat, renamed)

@@ -97,8 +97,9 @@ class Checkpoints:
             **options,
         )
 
-    def restore(self, tree: Any) -> Any:
-        """Restores the tree, as Checkpointer.restore does, from the checkpoint that Ray Train continues from.
+    def restore(self, tree: Any, *, strict: bool = True, cast: str | None = None) -> Any:
+        """Restores the tree, as Checkpointer.restore does, from the checkpoint that Ray Train continues from. `strict` and
+        `cast` are that one's.
 
         Every worker calls it; as many as have saved, unless everything in the tree is replicated. Raises NotFound if
         there is none: the first start.
@@ -107,7 +108,7 @@ class Checkpoints:
         if checkpoint is None:
             raise NotFound("Ray Train has no checkpoint to continue from")
         with checkpoint.as_directory() as folder, self._store.reader(folder, _group()) as reader:
-            return reader.restore(tree, folder=folder)
+            return reader.restore(tree, folder=folder, strict=strict, cast=cast)
 
     def close(self) -> None:
         """Waits until every save is durable, and frees the pool. Raises the first failure."""

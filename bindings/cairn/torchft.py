@@ -146,9 +146,11 @@ class Checkpoints:
             self._own = Checkpointer(os.path.join(root, f"replica-{replica}"), **small, keep_last=0)
         self._progress.fences.append(self.fence)
 
-    def restore(self, tree: dict[str, Any], *, fall_back: bool = False) -> dict[str, Any]:
-        """Restores the tree and the Manager from the newest checkpoint, as Checkpointer.restore does. Call it before the
-        first quorum. Returns the tree with its plain values.
+    def restore(
+        self, tree: dict[str, Any], *, fall_back: bool = False, strict: bool = True, cast: str | None = None
+    ) -> dict[str, Any]:
+        """Restores the tree and the Manager from the newest checkpoint, as Checkpointer.restore does, whose arguments these
+        are. Call it before the first quorum. Returns the tree with its plain values.
 
         This group's own part comes from the same step; if it has none of that step (or, with `fall_back`, a damaged one),
         from the newest before, with a warning; if there is none at all, it stays as it is. Raises NotFound if there is no checkpoint: the first start.
@@ -159,7 +161,7 @@ class Checkpoints:
         shared, own = self._split(tree)
         with Checkpointer(self._shared_root, read_only=True, **for_reading(self._options)) as reader:
             try:
-                restored: dict[str, Any] = reader.restore(shared, fall_back=fall_back)
+                restored: dict[str, Any] = reader.restore(shared, fall_back=fall_back, strict=strict, cast=cast)
             except NotFound:
                 self._remove_own("the root holds no checkpoint of all groups")
                 raise
@@ -167,7 +169,7 @@ class Checkpoints:
             # Damaged, or of a run that is given up: training writes these steps again.
             self._abandoned = {(one.step, one.attempt) for one in reader.checkpoints() if one.step > self._last}
         del restored[_STATE]
-        return tree | restored | self._restore_own(own, fall_back)
+        return tree | restored | self._restore_own(own, fall_back, strict, cast)
 
     def save(self, tree: dict[str, Any], **options: Any) -> Save | None:
         """Starts a save of the step that was just committed, and returns. `options` are Checkpointer.save's.
@@ -252,7 +254,7 @@ class Checkpoints:
     def _open_ones(self) -> list[Checkpointer]:
         return [one for one in (self._own, self._shared) if one is not None]
 
-    def _restore_own(self, own: dict[str, Any], fall_back: bool) -> dict[str, Any]:
+    def _restore_own(self, own: dict[str, Any], fall_back: bool, strict: bool, cast: str | None) -> dict[str, Any]:
         if self._own is None:
             return own
         step, checkpointer = self._last, self._own
@@ -262,7 +264,7 @@ class Checkpoints:
             if chosen != step:
                 _log.warning("%s: %s, found step %d", checkpointer.root, expected, chosen)
             try:
-                return dict(checkpointer.restore(own, chosen))
+                return dict(checkpointer.restore(own, chosen, strict=strict, cast=cast))
             except Corrupt as error:
                 if not fall_back:
                     raise

@@ -31,6 +31,7 @@ from ._checkpointer import Checkpointer
 from ._dcp.direct import load_into, start_save
 from ._errors import InvalidArgument, Unsupported
 from ._paths import is_checkpoint
+from ._tree.casts import allows_loss
 
 
 class CheckpointManager(_DcpManager):
@@ -53,12 +54,18 @@ class CheckpointManager(_DcpManager):
         max_in_flight: int = 2
         """Saves that may be under way at once; the next one waits."""
 
+        cast: str | None = None
+        """"allow": a load may convert to a dtype that does not hold every value of the checkpoint's, such as bfloat16 for
+        float32. None: that is refused."""
+
     save_future: Future[None] | None
 
     def __init__(self, config: Config, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         if not self.enable:
             return
+        self._cast = config.cast
+        allows_loss(self._cast)
         if filesystem.is_remote(self.folder):
             raise Unsupported(f"checkpoint.folder: {self.folder} is remote, and Cairn saves to local filesystems only")
         distributed = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
@@ -102,7 +109,7 @@ class CheckpointManager(_DcpManager):
             return
         root, step = os.path.dirname(os.path.abspath(checkpoint_id)), _step_of(checkpoint_id)
         here = os.path.exists(self.folder) and os.path.samefile(root, self.folder)
-        load_into(self._checkpointer if here else root, state_dict, step)
+        load_into(self._checkpointer if here else root, state_dict, step, cast=self._cast)
         # The model's tensors lie at the top of the state dict, where DCP cannot know that they are the model's.
         self.states[MODEL].load_state_dict(state_dict)
 

@@ -182,6 +182,30 @@ def test_what_it_cannot_do_is_refused_with_the_way_out(tmp_path: Path) -> None:
         run.accelerator.load_state(str(tmp_path / "theirs"))
 
 
+def test_a_model_and_optimizer_unlike_the_checkpoints_are_refused_unless_allowed(tmp_path: Path) -> None:
+    path = str(tmp_path / "one")
+    first = Run()
+    first.epoch()
+    first.accelerator.save_state(path)
+    first.accelerator.end_training()
+    run = Run(seed=2)
+    run.model.bfloat16()
+    before = run.weights()
+    with pytest.raises(cairn.InvalidArgument, match=r'(?s)one:.*models/0/0.weight: the tree has BF16.*cast="allow"'):
+        run.accelerator.load_state(path)
+    assert same(run.weights(), before)
+    run.accelerator.load_state(path, cast="allow")
+    run.accelerator.backward(run.model(X.bfloat16()).float().square().mean())
+    run.optimizer.step()
+
+    more = Run(seed=2)
+    more.accelerator.register_for_checkpointing(Counter())
+    with pytest.raises(cairn.InvalidArgument, match=r"(?s)only in the given tree: registered/1.*strict=False"):
+        more.accelerator.load_state(path)
+    more.accelerator.load_state(path, strict=False)
+    assert same(more.weights(), first.weights())
+
+
 def test_a_failed_save_is_raised_at_the_end(tmp_path: Path) -> None:
     run = Run()
     run.accelerator.save_state(str(tmp_path / "a"))
