@@ -45,12 +45,12 @@ class Restoring(Engine):
         passed over and why. Only what the tree needs is read and verified; `verify` reads everything.
 
         A torch optimizer must have the saved class, groups, parameters and shapes, and no state that the checkpoint lacks.
-        Its state follows param_names where both sides have them, else the order of the parameters, and keeps its saved
-        dtypes.
+        Its state follows the parameters' names where both sides have them: param_names, or those of their module, if it is
+        in both trees. Else it follows the order of the parameters. It keeps its saved dtypes.
 
         With `strict=False` names may be on one side only: what the checkpoint lacks stays as it is in the tree, what the
         tree lacks is left out, and a warning lists both. That includes an optimizer's parameters, if both sides have
-        param_names. Shapes and dtypes must still agree. A tensor of another dtype is converted, and logged, if it holds
+        their names. Shapes and dtypes must still agree. A tensor of another dtype is converted, and logged, if it holds
         every value of the checkpoint's (float32 for bfloat16); with `cast="allow"` any is, also where that loses
         something. The names of a compiled
         module (`_orig_mod.`) match the plain module's, and the other way round. Tensors that are created are on the CPU,

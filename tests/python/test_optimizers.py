@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import cairn
@@ -98,11 +100,15 @@ def trained(make: Callable[[Any], Any], size: int = 3, named: bool = False, laye
     return model, optimizer
 
 
-def nameless(saved: Any) -> Any:
-    """As an older Cairn, which did not keep the class, has saved it."""
+def older(saved: Any, *lacks: str) -> Any:
+    """As an older Cairn, which did not keep these beside the tree, has saved it."""
     text = json.loads(saved[0])
-    del text["optimizers"]
-    return json.dumps(text), saved[1]
+    return json.dumps({key: value for key, value in text.items() if key not in lacks}), saved[1]
+
+
+def nameless(saved: Any) -> Any:
+    """Without the class too."""
+    return older(saved, "optimizers", "parameters")
 
 
 def refused(saved: Any, tree: Any, partial: bool = False) -> str:
@@ -224,7 +230,7 @@ def groups_of(*layers: str) -> Callable[[nn.Module], optim.Optimizer]:
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (groups_of("a"), r"o: the tree has 2 parameters in 1 group, the checkpoint has 4 parameters in 1 group"),
+    (groups_of("a"), "o: only the checkpoint has the parameters m/b.weight, m/b.bias"),
     (groups_of("a", "b"), r"o: the tree has 4 parameters in 2 groups \(2, 2\), the checkpoint has 4 parameters in 1"),
     (lambda m: optim.SGD(m.parameters(), momentum=0.9), "o: the tree has SGD, the checkpoint has the state of AdamW"),
     (lambda m: Stateless(m.parameters()), None),
@@ -355,14 +361,18 @@ def of_names(model: nn.Module, layers: str, **options: Any) -> optim.Optimizer:
     return optim.AdamW(groups)  # type: ignore[arg-type]
 
 
-def moments(optimizer: Any) -> dict[str, float]:
-    """The first moment of each parameter that has one, by name."""
-    return {
-        name: float(optimizer.state[one]["exp_avg"].flatten()[0])
-        for group in optimizer.param_groups
-        for name, one in zip(group["param_names"], group["params"], strict=True)
-        if one in optimizer.state
-    }
+def without_names(model: nn.Module, layers: str, **options: Any) -> optim.Optimizer:
+    groups = of_names(model, layers, **options).param_groups
+    return optim.AdamW([{key: value for key, value in group.items() if key != "param_names"} for group in groups])
+
+
+def moments(optimizer: Any, module: Any = None) -> dict[str, float]:
+    """The first moment of each parameter that has one, by its name in the module, or in param_names."""
+    named = [
+        zip(group["param_names"], group["params"], strict=True) for group in optimizer.param_groups if module is None
+    ]
+    pairs = module.named_parameters() if module is not None else chain(*named)
+    return {name: float(optimizer.state[one]["exp_avg"].flatten()[0]) for name, one in pairs if one in optimizer.state}
 
 
 def rates(optimizer: Any) -> dict[str, float]:
@@ -400,9 +410,109 @@ def test_a_compiled_modules_names_are_the_plain_ones() -> None:
     assert moments(target) == {f"_orig_mod.{name}": value for name, value in moments(optimizer).items()}
 
 
-def test_other_names_are_refused_and_matched_in_part(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("saves", "takes"), [
+    (without_names, without_names), (of_names, without_names), (without_names, of_names),
+], ids=["neither", "saved", "given"])  # fmt: skip
+def test_state_and_options_follow_the_names_of_the_module_in_the_tree(saves: Any, takes: Any) -> None:
+    for saved_as, given_as in (("ab", "ba"), ("a b", "b a"), ("ab c", "c ba")):
+        model, other = network(layers="abc"), network(layers="cab")
+        optimizer, target = saves(model, saved_as), takes(other, given_as)
+        step(model, optimizer)
+        keys = [{*group} for group in target.param_groups]
+
+        restore(save({"o": [optimizer], "m": nn.ModuleDict({"_orig_mod": model})}), {"o": [target], "m": other})
+
+        assert moments(target, other) == moments(optimizer, model)
+        rates_of = {one: group["lr"] for group in optimizer.param_groups for one in group["params"]}
+        for group in target.param_groups:
+            assert {rates_of[model.get_parameter(n)] for n in names_in(other, group)} == {group["lr"]}
+        assert [{*group} for group in target.param_groups] == keys
+
+
+def names_in(module: nn.Module, group: Any) -> list[str]:
+    parameters = {*group["params"]}
+    return [name for name, one in module.named_parameters() if one in parameters]
+
+
+def test_of_several_modules_each_optimizer_has_its_own() -> None:
+    def gan() -> dict[str, Any]:
+        g, d = network(), network()
+        tree = {"og": optim.AdamW(g.parameters()), "od": optim.AdamW(d.parameters()), "g": g, "d": d}
+        step(g, tree["og"])
+        return {**tree, "ema": copy.deepcopy(g)}
+
+    saved, target = save(gan()), gan()
+    restore(saved, target)
+    assert moments(target["og"], target["g"]) and not moments(target["og"], target["ema"])
+    found = refused(saved, {**target, "og": optim.AdamW(target["d"].parameters())})
+    assert "og: only the checkpoint has the parameters g/a.weight" in found
+    assert "og: only the tree has the parameters d/a.weight" in found
+
+
+def test_the_names_are_those_of_the_moment() -> None:
+    def names(tree: Any) -> Any:
+        return json.loads(save(tree)[0]).get("parameters")
+
+    model = network()
+    optimizer = optim.AdamW([model["a"].weight, model["b"].bias])
+    tree = {"o": optimizer, "within": model["b"], "m": model}
+    assert names(tree) == names(tree) == {"o": ["m/a.weight", "m/b.bias"]}
+    model["a"], model["b"] = model["b"], model["a"]
+    assert names(tree) == {"o": ["m/b.weight", "m/a.bias"]}
+    model["c"] = nn.ModuleDict({"a/~": model["a"]})  # Tied, and with a name that the tree has otherwise.
+    del model["a"]
+    assert names(tree) == {"o": ["m/b.weight", "m/c.a~1~0.bias"]}
+    model["b"].weight = nn.Parameter(model["b"].weight.detach().clone())
+    assert names(tree) is None
+    optimizer.param_groups[0]["params"][0] = model["b"].weight
+    assert names(tree) == {"o": ["m/b.weight", "m/c.a~1~0.bias"]}
+    assert names({"o": optimizer}) is None
+
+
+class Sheathed(nn.Module):
+    """Its state dict does not show that there is a module between."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.sheath = module
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        return self.sheath.state_dict()
+
+    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
+        return self.sheath.load_state_dict(state)
+
+
+def test_state_goes_by_number_where_names_cannot_be_compared() -> None:
+    model, optimizer = trained(optim.AdamW)
+    saved = save({"m": model, "o": optimizer})
+    other = network()
+    for of, tree in (
+        (saved, {"m": Sheathed(other)}),
+        (save({"m": Sheathed(model), "o": optimizer}), {"m": other}),
+        (older(saved, "parameters"), {"m": other}),
+        (save({"m": model.state_dict(), "o": optimizer}), {"m": other}),
+        (saved, {"m": other.state_dict()}),
+    ):
+        restore(of, {**tree, "o": (target := optim.AdamW(other.parameters()))})
+        assert moments(target, other) == moments(optimizer, model)
+    in_part(saved, {"net": other, "o": (target := optim.AdamW(other.parameters()))})
+    assert moments(target, other) == moments(optimizer, model)
+
+
+@pytest.mark.parametrize("names", ['["m"]', '{"o":"m"}', '{"o":[1]}'])
+def test_damaged_names_are_corrupt(names: str) -> None:
+    text = f'{{"version":1,"tree":{{}},"parameters":{names}}}'
+    with pytest.raises(cairn.Corrupt, match="expected the names of each optimizer's parameters"):
+        plan_restore(text, {}, {}, describe, empty)
+
+
+@pytest.mark.parametrize(("of", "at"), [(of_names, ""), (without_names, "m/")])
+def test_other_names_are_refused_and_matched_in_part(
+    make: Make, caplog: pytest.LogCaptureFixture, of: Any, at: str
+) -> None:
     model, other = network(layers="ab"), network(layers="bc")
-    optimizer, target = of_names(model, "ab"), of_names(other, "cb")
+    optimizer, target = of(model, "ab"), of(other, "cb")
     step(model, optimizer)
     with make() as checkpointer, caplog.at_level(logging.WARNING, "cairn"):
         checkpointer.save(1, {"m": model, "o": optimizer}).wait()
@@ -410,15 +520,13 @@ def test_other_names_are_refused_and_matched_in_part(make: Make, caplog: pytest.
         with pytest.raises(cairn.InvalidArgument) as caught:
             checkpointer.restore({"m": other, "o": target})
         assert torch.equal(other["b"].weight, before) and not target.state
-        assert (
-            "o: only the checkpoint has the parameters a.weight, a.bias, o: only the tree has the parameters c.weight"
-            in str(caught.value)
-        )
+        assert f"o: only the checkpoint has the parameters {at}a.weight, {at}a.bias, o: only" in str(caught.value)
+        assert f"o: only the tree has the parameters {at}c.weight" in str(caught.value)
         checkpointer.restore({"m": other, "o": target}, strict=False)
-    assert moments(target) == {name: value for name, value in moments(optimizer).items() if name[0] == "b"}
+    assert moments(target, other) == {n: value for n, value in moments(optimizer, model).items() if n[0] == "b"}
     assert torch.equal(other["b"].weight, model["b"].weight)
     said = "\n".join(record.getMessage() for record in caplog.records)
-    assert "o: only the tree has the parameters c.weight, c.bias, whose state is new" in said
+    assert f"o: only the tree has the parameters {at}c.weight, {at}c.bias, whose state is new" in said
     step(other, target)
 
 
@@ -441,11 +549,11 @@ def test_without_names_a_changed_optimizer_is_refused_in_part_too() -> None:
     saved = save({"o": optimizer})
     for target in (optim.AdamW(network(layers="a").parameters()), of_names(network(layers="a"), "a")):
         found = refused(saved, {"o": target}, partial=True)
-        assert "strict=False goes by param_names, which" in found and "lack" in found and "(param_names)" not in found
+        assert "strict=False goes by the names of parameters" in found and found.endswith("leave it out")
     twice = optim.AdamW([("a", one) for one in network().parameters()])
     step(model, twice)
     other = optim.AdamW([("b", one) for one in network().parameters()])
-    assert "other param_names than the checkpoint's, of which some are the same" in refused(save(twice), other)
+    assert "other names of parameters than the checkpoint's, of which some are the same" in refused(save(twice), other)
     # As many of the same shapes go by number, as torch has it.
     assert in_part(saved, {"o": optim.AdamW(network().parameters())}) == []
 

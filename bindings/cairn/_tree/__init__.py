@@ -36,8 +36,9 @@ Names are injective: two leaves never share one.
 
 Where no tree is given to restore into (cairn.dcp), a class is "module:Class", for Enum members and namedtuples too (2).
 
-Beside "tree", "optimizers" has the class of each torch optimizer, by its path: `{"optimizer":"AdamW"}`. Readers that do not
-know it ignore it.
+Beside "tree", "optimizers" has the class of each torch optimizer, by its path: `{"optimizer":"AdamW"}`; "parameters" has the
+names of its parameters in their order, `{"optimizer":["model/weight"]}`, if they are those of torch modules in the tree: the
+tensors' names, without what torch.compile adds. Readers that do not know these ignore them.
 
 KEY is null, a bool, an int (`["int","0x..."]` too) or a str. Order of dicts is kept. Everything else is refused.
 """

@@ -13,6 +13,7 @@ from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert, is_lossless
 from .optimizers import Beside, Fit, fit_text
+from .parameters import TreeModules, modules_in
 from .paths import MAX_DEPTH, kind_name, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
 from .values import bytes_of_element, is_plain
@@ -95,8 +96,12 @@ def flatten(tree: Any, sink: Sink) -> str:
     """
     writer = Writer(sink)
     text = writer.node(tree, "")
-    classes = f',"optimizers":{json.dumps(writer.optimizers)}' if writer.optimizers else ""
-    return f'{{"version":{writer.version},"tree":{text}{classes}}}'
+    beside = ""
+    if writer.optimizers:
+        classes = {path: type(optimizer).__name__ for path, optimizer in writer.optimizers.items()}
+        parameters = TreeModules(writer.modules).texts(writer.optimizers, writer.states)
+        beside = f',"optimizers":{json.dumps(classes)}' + (f',"parameters":{parameters}' if parameters else "")
+    return f'{{"version":{writer.version},"tree":{text}{beside}}}'
 
 
 def plan_restore(
@@ -187,10 +192,14 @@ def plan_restore(
         converted[name] = target
         tensors[name] = empty(found, kind, target.device) if kind == "torch" else empty(found, kind)
 
-    root, classes = _parse_all(text)
+    root, classes, parameters = _parse_all(text)
+    modules = TreeModules(modules_in(tree) if parameters else [])
 
     def fit(holder: Any, state: Any, node: Any, name: str) -> Fit | None:
-        return fit_text(holder, state, node, name, partial, classes.get(name), cast)
+        def both_names(optimizer: Any) -> tuple[list[str], list[str]] | None:
+            return modules.both_names(optimizer, parameters.get(name), stored)
+
+        return fit_text(holder, state, node, name, partial, classes.get(name), cast, both_names)
 
     reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit)
     result = reader.node(root, tree, "", True)
@@ -225,13 +234,13 @@ def _parse(text: str) -> Any:
     return _parse_all(text)[0]
 
 
-def _parse_all(text: str) -> tuple[Any, dict[str, str]]:
-    """The tree, and the classes of the optimizers in it, by path."""
+def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]]]:
+    """The tree; by path, the classes of the optimizers in it, and the names of their parameters."""
     marked = text.replace('["t"]', "NaN")  # It cannot occur within a string, and no node is NaN.
     try:
         match json.loads(marked, parse_constant=_constant):
             case {"version": int(version), "tree": tree, **rest} if version <= _VERSION:
-                classes = rest.get("optimizers", {})
+                classes, parameters = rest.get("optimizers", {}), rest.get("parameters", {})
             case {"version": int(version)} if version > _VERSION:
                 raise Unsupported(f"the checkpoint's tree has version {version}, this Cairn reads {_VERSION}")
             case _:
@@ -246,7 +255,13 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str]]:
         raise Corrupt(f"the checkpoint's tree: deeper than {MAX_DEPTH} levels")
     if not isinstance(classes, dict) or not all(isinstance(one, str) for one in classes.values()):
         raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
-    return tree, classes
+    if not isinstance(parameters, dict) or not all(_is_text(names) for names in parameters.values()):
+        raise Corrupt("the checkpoint's tree: expected the names of each optimizer's parameters")
+    return tree, classes, parameters
+
+
+def _is_text(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, str) for item in items)
 
 
 def _constant(word: str) -> list[str]:

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 from .._errors import counted
@@ -82,6 +82,13 @@ class State:
         if names is not None and [*map(len, names)] != [*map(len, numbers)]:
             names = None
         return State(groups, numbers, names, held)
+
+    def named(self, names: list[str]) -> State:
+        """The same with these names, in the parameters' order; without any if they are not as many."""
+        rest = iter(names)
+        groups = [[*islice(rest, len(numbers))] for numbers in self.numbers]
+        fits = sum(map(len, self.numbers)) == len(names)
+        return replace(self, names=groups if fits else None)
 
     def __str__(self) -> str:
         sizes = [*map(len, self.numbers)]

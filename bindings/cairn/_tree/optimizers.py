@@ -3,8 +3,9 @@
 torch's load_state_dict goes by number alone. It refuses other counts of parameters, when the model beside it has been
 overwritten, and nothing else. Here, before anything is written, the two state dicts must agree in
 
-- **parameters**: their number in each group. Where both sides have names (param_names), these must be the same; state and
-  options follow them, in whatever order. Without names state goes by number, as torch has it.
+- **parameters**: their number in each group. Where both sides have names, these must be the same; state and options follow
+  them, in whatever order. They are param_names, or else those of the module that is in the tree too: see parameters.
+  Without names state goes by number, as torch has it.
 - **class**: the saved one is the optimizer's, or one of its bases up to torch's. Older checkpoints do not say it. So the
   options that only some of torch's classes have must be there, or not, and those that decide which state there is must
   agree (amsgrad).
@@ -30,7 +31,7 @@ import contextlib
 import copy
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -53,6 +54,7 @@ from .paths import join, listed, part_of, readable
 
 _log = logging.getLogger("cairn")
 _DECOUPLED = "decoupled_weight_decay"  # All that makes AdamW of Adam.
+BothNames = Callable[[Any], "tuple[list[str], list[str]] | None"]
 
 
 class Beside:
@@ -215,17 +217,22 @@ class Fit:
             self._order = {number: at for at, number in enumerate(chain(*saved.numbers))}
             self._sources = [*range(len(own.groups))]
         else:
-            unnamed = [where for where, of in (("the tree", own), ("the checkpoint", saved)) if of.names is None]
             self.differ.append(
                 f"{self.at()}: the tree has {own}, the checkpoint has {saved}"
-                + f"; strict=False goes by param_names, which {' and '.join(unnamed)} lack: leave it out" * self.partial
+                + (
+                    "; strict=False goes by the names of parameters: those of their module, if it is in both trees, or "
+                    "those of named_parameters(), if both optimizers were made from it: leave it out"
+                )
+                * self.partial
             )
 
     def _pair_by_name(self, own: list[list[str]], saved: list[list[str]]) -> None:
         positions = {name: at for at, name in enumerate(chain(*own))}
         group_of = {name: i for i, names in enumerate(saved) for name in names}
         if len(positions) < sum(map(len, own)) or len(group_of) < sum(map(len, saved)):
-            self.differ.append(f"{self.at()}: other param_names than the checkpoint's, of which some are the same")
+            self.differ.append(
+                f"{self.at()}: other names of parameters than the checkpoint's, of which some are the same"
+            )
             return
         numbers = zip(chain(*self._saved.numbers), chain(*saved), strict=True)
         self._order = {number: positions[name] for number, name in numbers if name in positions}
@@ -235,10 +242,11 @@ class Fit:
         gone = [name for name in group_of if name not in positions]
         new = [name for name in positions if name not in group_of]
         if gone:
-            self._contradicts(f"{self.at()}: only the checkpoint has the parameters {listed(gone)}")
+            self._contradicts(f"{self.at()}: only the checkpoint has the parameters {_readable(gone)}")
         if new:
             self._contradicts(
-                f"{self.at()}: only the tree has the parameters {listed(new)}" + ", whose state is new" * self.partial
+                f"{self.at()}: only the tree has the parameters {_readable(new)}"
+                + ", whose state is new" * self.partial
             )
         if None in self._sources or len({*self._sources}) < max(len(own), len(saved)):
             self._contradicts(
@@ -290,7 +298,7 @@ class Fit:
         if self._own.names is None:
             return f"parameters [{listed([str(self._numbers[at]) for at in positions])}]"
         names = [*chain(*self._own.names)]
-        return listed([names[at] for at in positions])
+        return _readable([names[at] for at in positions])
 
     def renumbered(self, state: Any) -> Any:
         """A state that has the saved numbers, with the optimizer's own numbers, groups and names."""
@@ -307,8 +315,13 @@ class Fit:
         for source, own in zip(self._sources, self._state["param_groups"], strict=True):
             # One saved group may become two.
             group = own if source is None else copy.deepcopy(state["param_groups"][source])
-            groups.append({**group, **{key: own[key] for key in ("params", "param_names") if key in own}})
+            options = {key: value for key, value in group.items() if key != "param_names"}
+            groups.append({**options, **{key: own[key] for key in ("params", "param_names") if key in own}})
         return {**state, "state": entries, "param_groups": groups}
+
+
+def _readable(names: list[str]) -> str:
+    return listed([*map(readable, names)])
 
 
 def _fit(
@@ -319,6 +332,7 @@ def _fit(
     partial: bool,
     kind: str | None,
     allow_loss: bool,
+    both_names: BothNames = lambda _optimizer: None,
 ) -> Fit | None:
     own, torchs = of_dict(state), has_torchs_load(optimizer)
     parameters = [group["params"] for group in optimizer.param_groups]
@@ -330,18 +344,30 @@ def _fit(
         return Fit(
             path, partial, differ=[f"{readable(path)}: the tree has an optimizer, the checkpoint has no state of one"]
         )
+    if (own.names is None or saved.names is None) and (both := both_names(optimizer)):
+        own, saved = own.named(both[0]), saved.named(both[1])
     found = Fit(path, partial, allow_loss, [], [], optimizer, state, own, saved, [*chain(*parameters)])
     found.compare(kind)
     return found
 
 
 def fit_text(
-    holder: Any, state: Any, node: Any, path: str, partial: bool, kind: str | None, allow_loss: bool
+    holder: Any,
+    state: Any,
+    node: Any,
+    path: str,
+    partial: bool,
+    kind: str | None,
+    allow_loss: bool,
+    both_names: BothNames,
 ) -> Fit | None:
     """Compares an optimizer, with its `state`, with the text of the state at `path`, in all but shapes. None for every
-    other object, and for state dicts of another form."""
+    other object, and for state dicts of another form. `both_names`: the names of the optimizer's parameters and of the
+    saved ones, where param_names do not say them."""
     optimizer = optimizer_of(holder)
-    return None if optimizer is None else _fit(optimizer, state, of_text(node), path, partial, kind, allow_loss)
+    if optimizer is None:
+        return None
+    return _fit(optimizer, state, of_text(node), path, partial, kind, allow_loss, both_names)
 
 
 def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:

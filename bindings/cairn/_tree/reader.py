@@ -149,7 +149,7 @@ class Reader:
             if self.unlike and not self._partial:
                 found.append(
                     f"leave {listed(self.unlike)} out of the tree, or restore(..., strict=False), which matches an "
-                    "optimizer's state by the names of its parameters (param_names)"
+                    "optimizer's state by the names of its parameters"
                 )
             if way_out:
                 found.append(way_out)

@@ -77,13 +77,17 @@ class Writer:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._leaves = 0  # What no set may hold: tensors, arrays, objects and dataclasses.
-        self.optimizers: dict[str, str] = {}  # Their classes, by path.
+        self.optimizers: dict[str, Any] = {}  # torch's, by path.
+        self.modules: list[tuple[str, Any]] = []  # torch's, with their paths; and their state dicts.
+        self.states: list[Any] = []
         self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
         self._tensor_types: frozenset[type] = frozenset()
         self._array_type: type | None = None
+        self._module: type | None = None
         if torch := sys.modules.get("torch"):
+            self._module = torch.nn.Module
             self._strided = (torch.strided, False, False, False)
             self._tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
             self._as_bytes = {getattr(torch, of): of for of in values.AS_BYTES if hasattr(torch, of)}
@@ -206,8 +210,12 @@ class Writer:
         if is_stateful(value):
             self._enter(value, name)
             if (optimizer := optimizer_of(value)) is not None:
-                self.optimizers[name] = type(optimizer).__name__
-            node = self.node(self._sink.state_of(value), name)
+                self.optimizers[name] = optimizer
+            state = self._sink.state_of(value)
+            if self._module is not None and isinstance(value, self._module):
+                self.modules.append((name, value))
+                self.states.append(state)
+            node = self.node(state, name)
             self._open.remove(id(value))
             self._leaves += 1
             return f'["state",{node}]'
