@@ -75,7 +75,7 @@ from ._protect import inner_optimizer
 from ._rng import RngState
 from ._tree.casts import allows_loss
 from ._tree.optimizer_states import names_of
-from ._tree.optimizers import fit_state, load_checked
+from ._tree.optimizers import Known, fit_state, load_checked
 from ._tree.tensors import dtype_name
 
 OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"
@@ -203,7 +203,7 @@ class TrainerMixin(_Base):
                 if run.sharded and run.resumes:  # Before the weights, Trainer reads its state.
                     trainer, own = sharded.load_plain(checkpointer, run.step, run.source)
                     run.restored = trainer | {"own": own}
-                    run.optimizer_class = trainer.get("optimizer_class")
+                    run.known = Known(**trainer.get("known", {}))
                     if own is None:
                         _log.warning(OTHER_RANKS)
                     self._resume_state(run, trainer)
@@ -254,7 +254,7 @@ class TrainerMixin(_Base):
             "state": of_rank_0[0],
             "pinned": of_rank_0[1],
             "last_logged": self._globalstep_last_logged,
-            "optimizer_class": type(inner_optimizer(self.optimizer)).__name__,
+            "known": vars(Known.of(self.optimizer, model)),
             "class": type(model).__name__.removeprefix("FSDP"),  # As fully_shard calls it.
             "scheduler": self.lr_scheduler.state_dict(),
             "scaler": scaler.state_dict() if (scaler := getattr(self.accelerator, "scaler", None)) else None,
@@ -307,17 +307,18 @@ class TrainerMixin(_Base):
         others = {name: one for name, one in weights.items() if not isinstance(one, torch.nn.Parameter)}
         saved = {name: one.dtype for name, one in found["saved"].items()}
         check_dtypes(others, saved, found["path"], self._cast)
-        run.optimizer_class = found.get("optimizer_class")
+        run.known = Known(**found.get("known", {}))
         self.create_optimizer()  # Which Trainer does next, and then finds it.
         self._fit(run, unpack(found)["optimizer"], found["path"])
         return found, weights
 
     def _fit(self, run: Run, state: Any, where: str) -> Any:
+        own = Known.of(self.optimizer, self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
         lossy = self._cast is not None
-        return fit_state(self.optimizer, state, "optimizer", run.optimizer_class, lossy, where, _anew(where))
+        return fit_state(self.optimizer, state, "optimizer", own, run.known, lossy, where, _anew(where))
 
     def _check_class(self, run: Run) -> None:
-        own, saved = type(inner_optimizer(self.optimizer)), run.optimizer_class
+        own, saved = type(inner_optimizer(self.optimizer)), run.known.kind
         if saved is not None and saved not in names_of(own):
             raise InvalidArgument(
                 f"{run.source or f'{self.cairn_root}: step {run.step}'}: the optimizer is {own.__name__}, the checkpoint "

@@ -33,8 +33,8 @@ from ._lightning.package import pl as _pl
 from ._lightning.requeue import Requeue
 from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
 from ._lightning.values import check_into
-from ._protect import inner_optimizer
 from ._rng import RngState
+from ._tree.optimizers import Known
 
 __all__ = [
     "Callback",
@@ -171,8 +171,9 @@ class Callback(_Callback):
         if self._trainer is not None and self._trainer.world_size > 1:
             ranks = [None] * self._trainer.world_size
             torch.distributed.all_gather_object(ranks, state)
-        optimizers = [type(inner_optimizer(one)).__name__ for one in getattr(self._trainer, "optimizers", ())]
-        return {"rng": ranks, "optimizers": optimizers}
+        optimizers = getattr(self._trainer, "optimizers", ())
+        known = [vars(Known.of(one, self._trainer.lightning_module)) for one in optimizers]
+        return {"rng": ranks, "optimizers": known}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rng = state_dict

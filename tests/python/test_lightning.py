@@ -296,6 +296,24 @@ def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path, ours: boo
             fit(max_epochs=2, model=model, ckpt_path=tmp_path / "one.ckpt", ours=ours)
 
 
+def test_an_optimizers_state_follows_the_parameters_names(tmp_path: Path) -> None:
+    class Ordered(Model):
+        def __init__(self, turned: bool = False) -> None:
+            super().__init__(width=4)
+            self.turned = turned
+
+        def configure_optimizers(self) -> Any:
+            vectors = [self.net[0].bias, self.net[1].weight, self.net[1].bias]  # Of one shape.
+            self.made = torch.optim.AdamW(vectors[::-1] if self.turned else vectors)
+            return self.made
+
+    first = fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Ordered())
+    turned = fit(max_epochs=1, model=Ordered(turned=True), ckpt_path=tmp_path / "one.ckpt")
+    for name, parameter in turned.named_parameters():
+        if state := first.made.state.get(first.get_parameter(name)):
+            same(turned.made.state[parameter], state)
+
+
 class Color(Enum):
     RED = 1
 

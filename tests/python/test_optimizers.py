@@ -14,7 +14,7 @@ import cairn
 import pytest
 import torch
 from cairn._tree import plan_restore
-from cairn._tree.optimizers import fit_state, load_checked
+from cairn._tree.optimizers import Known, fit_state, load_checked
 from torch import nn
 from trees import describe, empty, in_file, restore, same, save
 
@@ -573,9 +573,10 @@ def test_numbers_of_a_state_dict_that_mean_other_parameters(partial: bool) -> No
     in_part(saved, {"o": of_names(network(), "ab").state_dict()})
 
 
-def load(target: Any, state: Any, kind: str | None = None) -> None:
+def load(target: Any, state: Any, own: Known | None = None, saved: Known | None = None) -> None:
     """As plugs do."""
-    load_checked(target, state, fit_state(target, state, "states/0", kind, False, "last.ckpt", "begin anew"))
+    fit = fit_state(target, state, "states/0", own or Known(), saved or Known(), False, "last.ckpt", "begin anew")
+    load_checked(target, state, fit)
 
 
 def test_a_state_dict_that_a_plugin_loads(caplog: pytest.LogCaptureFixture) -> None:
@@ -594,7 +595,21 @@ def test_a_state_dict_that_a_plugin_loads(caplog: pytest.LogCaptureFixture) -> N
     ):
         load(target, state)
     with pytest.raises(cairn.InvalidArgument, match="the tree has AdamW, the checkpoint has the state of Own"):
-        load(optim.AdamW(network(8).parameters()), state, "Own")
+        load(optim.AdamW(network(8).parameters()), state, saved=Known("Own"))
     del state["state"][1]
     load(optim.AdamW(network(8).parameters()), state)
     assert "states/0: the checkpoint has no state of parameters [1]" in caplog.text
+
+
+def test_a_plugins_state_follows_the_names_in_the_module_if_these_are_the_same() -> None:
+    step(model := network(), optimizer := optim.AdamW(model.parameters()))
+    known = Known.of(optimizer, model)
+    assert known.kind == "AdamW" and known.names == [[name for name, _ in model.named_parameters()]]
+    turned = network(layers="ba")
+    load(target := optim.AdamW(turned.parameters()), optimizer.state_dict(), Known.of(target, turned), known)
+    for name, parameter in turned.named_parameters():
+        assert same(target.state[parameter], optimizer.state[model.get_parameter(name)])
+    # A module whose names have changed: as torch does.
+    other = nn.ModuleDict({"c": model["a"], "b": model["b"]})
+    load(target := optim.AdamW(other.parameters()), optimizer.state_dict(), Known.of(target, other), known)
+    assert same(target.state_dict(), optimizer.state_dict())

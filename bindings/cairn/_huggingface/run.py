@@ -12,6 +12,7 @@ from .._checkpointer import Checkpointer
 from .._errors import FailedPrecondition, NotFound
 from .._ranks.replicas import Rules
 from .._save import Save
+from .._tree.optimizers import Known
 from .._tree.tensors import TensorCollector
 from . import sharded
 from .contents import RANK, TRAINER, tied_names
@@ -42,7 +43,7 @@ class Run:
         self.source = ""  # The folder of a checkpoint outside the root.
         self.resumes = False
         self.restored: dict[str, Any] = {}
-        self.optimizer_class: str | None = None  # In what it resumes from.
+        self.known = Known()  # Of the optimizer in what it resumes from.
         self.steps = set(checkpointer.steps())
         self.saves: dict[int, Save] = {}  # Those that may not have ended.
         self.order: list[int] = []  # Steps saved by this run.

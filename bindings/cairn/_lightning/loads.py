@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgument, counted
-from .._tree.optimizers import fit_state
+from .._tree.optimizers import Known, fit_state
 from .checkpoint_io import CheckpointIO
 from .package import pl
 from .values import check_into
 
-CALLBACK = "cairn.lightning.Callback"  # Its state's key. The state says of which classes the optimizers were.
+CALLBACK = "cairn.lightning.Callback"  # Its state's key. The state says what is known of the optimizers.
 
 
 def check_what_loads() -> None:
@@ -65,13 +65,22 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
             f"{io.loaded}: the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of "
             f"{len(states)}"
         )
-    kinds = checkpoint.get("callbacks", {}).get(CALLBACK, {}).get("optimizers", ())
-    if len(kinds) != len(states):
-        kinds = [None] * len(states)  # An older checkpoint, or one that was saved after the fit.
+    known = checkpoint.get("callbacks", {}).get(CALLBACK, {}).get("optimizers", ())
+    if len(known) != len(states):
+        known = [{}] * len(states)  # An older checkpoint, or one that was saved after the fit.
     way_out = "begin with new optimizers: fit, without ckpt_path, the model of cairn.lightning.load_from_checkpoint"
     fits = [
-        fit_state(optimizer, state, f"optimizer_states/{i}", kind, io.cast is not None, io.loaded, way_out)
-        for i, (optimizer, state, kind) in enumerate(zip(optimizers, states, kinds, strict=True))
+        fit_state(
+            optimizer,
+            state,
+            f"optimizer_states/{i}",
+            Known.of(optimizer, strategy.lightning_module),
+            Known(**saved),
+            io.cast is not None,
+            io.loaded,
+            way_out,
+        )
+        for i, (optimizer, state, saved) in enumerate(zip(optimizers, states, known, strict=True))
     ]
     loaded = []
     for fit, state in zip(fits, states, strict=True):

@@ -50,7 +50,7 @@ from .optimizer_states import (
     of_dict,
     of_text,
 )
-from .paths import join, listed, part_of, readable
+from .paths import join, listed, part_of, readable, uncompiled
 
 _log = logging.getLogger("cairn")
 _DECOUPLED = "decoupled_weight_decay"  # All that makes AdamW of Adam.
@@ -387,30 +387,49 @@ def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
     return []
 
 
+@dataclass
+class Known:
+    """What a plug knows of an optimizer, and keeps beside its state. As plain values in `vars`."""
+
+    kind: str | None = None  # Its class.
+    names: list[list[str | None]] | None = None  # Of each group's parameters, in their module.
+
+    @staticmethod
+    def of(holder: Any, module: Any) -> Known:
+        optimizer = inner_optimizer(holder)
+        names = {id(one): uncompiled(name) for name, one in module.named_parameters()}
+        groups = [[names.get(id(one)) for one in group["params"]] for group in optimizer.param_groups]
+        return Known(type(optimizer).__name__, groups)
+
+
 def fit_state(
-    holder: Any, state: Any, path: str, kind: str | None, allow_loss: bool, where: str, way_out: str
+    holder: Any, state: Any, path: str, own: Known, saved: Known, allow_loss: bool, where: str, way_out: str
 ) -> Fit | None:
-    """Compares a state dict, of an optimizer of the class `kind` if that is known, with an optimizer that torch's
-    load_state_dict would put it into, or what wraps one. Its tensors' contents do not count. None if nobody knows.
+    """Compares a state dict with an optimizer that torch's load_state_dict would put it into, or what wraps one. Its
+    tensors' contents do not count. If both have the same names, state follows these. None if nobody knows.
 
     InvalidArgument if it does not fit: `path` is what it calls the state in the checkpoint `where`, `way_out` what helps.
     """
     optimizer = optimizer_of(holder)
     if optimizer is None or not has_torchs_load(optimizer):
         return None
-    saved = of_dict(state)
-    fit = _fit(optimizer, optimizer.state_dict(), saved, path, False, kind, allow_loss)
+    found = of_dict(state)
+    names = [[name or "" for name in chain(*(known.names or ()))] for known in (own, saved)]
+    same = sorted(names[0]) == sorted(names[1]) and "" not in names[0]
+    both = (names[0], names[1]) if same else None
+    fit = _fit(optimizer, optimizer.state_dict(), found, path, False, saved.kind, allow_loss, lambda _: both)
     if fit is None:
         return None
     from .tensors import dtype_name  # It imports the codec, which imports this.
 
     casts = Casts(allow_loss)
-    for number, entries in saved.entries.items() if saved is not None else ():
+    for number, entries in found.entries.items() if found is not None else ():
         for key, value in entries.items():
             if hasattr(value, "shape"):
                 fit.differ += fit.misfits(name := f"{path}/state/{number}/{key}", value.shape)
-                if (own := fit.parameter_of(name)) is not None and own.dtype != value.dtype and fit.casts(name):
-                    casts.may(name, dtype_name(name, value), dtype_name(name, own))
+                parameter = fit.parameter_of(name)
+                if parameter is not None and parameter.dtype != value.dtype and fit.casts(name):
+                    casts.may(name, dtype_name(name, value), dtype_name(name, parameter))
     casts.raise_refused(where)
     if fit.differ:
         raise InvalidArgument(
