@@ -6,6 +6,7 @@ So no process group is needed, no thread, and several saves may be in flight.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Container, Mapping
 from typing import Any
@@ -27,6 +28,8 @@ from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
 from .writer import _items_of_state
+
+_BUFFER = "buffer"  # A layout that is the same on all ranks, as one that proves equal contents.
 
 
 def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], *, replace: bool = False) -> Save:
@@ -50,9 +53,12 @@ def start_save_of(
     gather: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
     *,
     replace: bool = False,
+    is_buffer: Callable[[str], bool] | None = None,
 ) -> Save:
     """The same for what `gather` returns: a state dict, and values by name, which keep their dicts and lists and of which
-    rank 0's are written. What `gather` raises on one rank, every rank raises."""
+    rank 0's are written. What `gather` raises on one rank, every rank raises. `is_buffer` tells
+    the names of a module's buffers, which may differ, as BatchNorm's do: they are never compared, and one rank's are written.
+    """
     shares = Uploads.of(checkpointer).shares
 
     def items() -> Items:
@@ -64,6 +70,10 @@ def start_save_of(
             for name, value in values.items():
                 found.add_value(name, value)
             found.paths = {**found.paths, **{name: (name,) for name in values}}
+        if is_buffer is not None:
+            found.pieces = [
+                dataclasses.replace(one, layout=_BUFFER) if is_buffer(one.fqn) else one for one in found.pieces
+            ]
         found.check_storable()
         found.keep_own(checkpointer._per_rank, checkpointer.rank)
         return found

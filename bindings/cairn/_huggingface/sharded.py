@@ -45,10 +45,10 @@ def start(
     replace: bool,
 ) -> Save:
     """Starts the save; every rank calls it."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
         weights = get_model_state_dict(model)
-        parameters = {name for name, _ in model.named_parameters()}
         state = {
             "model": {name: one if name in parameters else _copied(one) for name, one in weights.items()},
             "optimizer": get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer)),
@@ -57,7 +57,10 @@ def start(
         }
         return state, {}
 
-    return direct.start_save_of(checkpointer, step, gather, replace=replace)
+    def is_buffer(fqn: str) -> bool:
+        return fqn.startswith("model.") and fqn.removeprefix("model.") not in parameters
+
+    return direct.start_save_of(checkpointer, step, gather, replace=replace, is_buffer=is_buffer)
 
 
 def load_model(

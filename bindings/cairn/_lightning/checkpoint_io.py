@@ -132,8 +132,9 @@ class CheckpointIO(_CheckpointIO):
 
     # For sharded strategies
 
-    def save_sharded(self, checkpoint: dict[str, Any], path: str, group: Any) -> None:
-        """Starts a save of every rank's part of the state; of the rest, rank 0's. Every rank calls it."""
+    def save_sharded(self, checkpoint: dict[str, Any], path: str, group: Any, buffers: set[str]) -> None:
+        """Starts a save of every rank's part of the state; of the rest, rank 0's. Every rank calls it. `buffers` are names of
+        the module's, of which one rank's are kept."""
         if group is None:
             self._store.check()
         durable = self._module is None or os.path.basename(path).startswith("hpc_ckpt_")
@@ -149,7 +150,7 @@ class CheckpointIO(_CheckpointIO):
             return {"state_dict": checkpoint["state_dict"], **state}, {REST: rest}
 
         def start(checkpointer: Checkpointer, step: int, tree: Any) -> Save:
-            save: Save = _direct().start_save_of(checkpointer, step, tree)
+            save: Save = _direct().start_save_of(checkpointer, step, tree, is_buffer=buffers.__contains__)
             return save
 
         save = self._store.save(gather, path, start, group)

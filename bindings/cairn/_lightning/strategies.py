@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from .._errors import FailedPrecondition, InvalidArgument, Unsupported
 from .checkpoint_io import OPTIMIZER, REST, CheckpointIO
 from .package import pl
 
+_WRAPPER = re.compile(r"\b(_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)\.")
 _FITTING: Any = pl.trainer.states.TrainerFn.FITTING
 
 
@@ -26,7 +28,11 @@ class Sharded:
         if storage_options is not None:
             raise TypeError("storage_options: expected None, because Cairn saves to local filesystems")
         path = self.broadcast(os.fspath(filepath))
-        self._cairn_io().save_sharded(checkpoint, path, torch.distributed.group.WORLD if self.world_size > 1 else None)
+        # FSDP1, torch.compile and activation checkpointing put these into names, but not into those of the state dict.
+        names = (_WRAPPER.sub("", name) for name, _ in self.lightning_module.named_buffers())
+        buffers = {f"state_dict.{name}" for name in names}
+        group = torch.distributed.group.WORLD if self.world_size > 1 else None
+        self._cairn_io().save_sharded(checkpoint, path, group, buffers)
 
     def load_checkpoint(self: Any, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Every rank calls it. Fills the module, and the optimizers if the Trainer fits; returns the rest."""
