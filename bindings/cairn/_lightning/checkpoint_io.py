@@ -46,7 +46,7 @@ class CheckpointIO(_CheckpointIO):
         self._store = PathStore(**options)
         self.cast = cast
         allows_loss(cast)
-        self.loaded = ""  # What was read last.
+        self.read_from = ""  # What was read last.
         self._module: Any = None  # Set while a Callback fences.
         self._warned = False  # Or no warning is needed.
         self.optimizers_on: Any = None  # A fit's device.
@@ -96,7 +96,7 @@ class CheckpointIO(_CheckpointIO):
             sharded = _is_sharded(reader, folder)
             loaded = _whole(reader, folder) if sharded else reader.load(folder=folder, map_location=into)
         checkpoint: dict[str, Any] = loaded if device is None else to_device(loaded, device)
-        self.loaded = folder
+        self.read_from = folder
         return checkpoint
 
     def _place(self, name: str) -> Any:

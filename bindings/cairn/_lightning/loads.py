@@ -43,7 +43,7 @@ def _checking(load: Any, check: Any) -> Any:
 
 def _check_module(strategy: Any, io: CheckpointIO, checkpoint: Any, _: contextlib.ExitStack) -> Any:
     becomes = _dtype_of(strategy.precision_plugin)
-    check_into(strategy.lightning_module, checkpoint["state_dict"], io.loaded, io.cast, becomes).log(io.loaded)
+    check_into(strategy.lightning_module, checkpoint["state_dict"], io.read_from, io.cast, becomes).log(io.read_from)
     return checkpoint
 
 
@@ -62,7 +62,7 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
     optimizers, states = strategy.optimizers, checkpoint["optimizer_states"]
     if len(states) != len(optimizers):
         raise InvalidArgument(
-            f"{io.loaded}: the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of "
+            f"{io.read_from}: the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of "
             f"{len(states)}"
         )
     known = checkpoint.get("callbacks", {}).get(CALLBACK, {}).get("optimizers", ())
@@ -77,7 +77,7 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
             Known.of(optimizer, strategy.lightning_module),
             Known(**saved),
             io.cast is not None,
-            io.loaded,
+            io.read_from,
             way_out,
         )
         for i, (optimizer, state, saved) in enumerate(zip(optimizers, states, known, strict=True))
