@@ -568,4 +568,4 @@ def test_two_tensors_do_not_go_into_tied_weights(tmp_path: Path) -> None:
         fit(model=model, ckpt_path=tmp_path / "tied-False.ckpt")
     with pytest.raises(cairn.InvalidArgument, match='"net.0.weight" and "net.1.weight" share memory'):
         cairn.lightning.load_from_checkpoint(Tied, tmp_path / "tied-False.ckpt", tied=True)
-    fit(model=model, ckpt_path=tmp_path / "tied-True.ckpt")
+    fit(model=model, ckpt_path=tmp_path / "tied-True.ckpt", default_root_dir=tmp_path)
