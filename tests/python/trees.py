@@ -61,10 +61,9 @@ def save(tree):
     return flat.text, copies
 
 
-def restore(saved, tree, cast=False):
+def restore(saved, tree):
     text, tensors = saved
-    stored = {name: in_file(tensor) for name, tensor in tensors.items()}
-    plan = plan_restore(text, stored, tree, describe, empty, cast=cast)
+    plan = plan_restore(text, {name: in_file(tensor) for name, tensor in tensors.items()}, tree, describe, empty)
     assert list(plan.tensors) == names(text)
     with torch.no_grad():
         for name, target in plan.tensors.items():

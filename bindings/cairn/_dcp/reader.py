@@ -28,7 +28,6 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
-from .._memory import check as check_memory
 from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
@@ -302,7 +301,6 @@ class _Reads:
             raise InvalidArgument(
                 f'"{index.fqn}": expected a target of {list(item.lengths)}, found {list(target.shape)}'
             )
-        check_memory(index.fqn, target)  # Before anything is read: a temporary one would be copied into it.
         name = chunk.name if part is None else self._name_region(index.fqn)
         temporary = None
         try:

@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from .. import _core
 from .._errors import InvalidArgument, counted
+from .._memory import check as check_memory
 from .._tree.casts import Casts
 from .._tree.paths import uncompiled
 from .._tree.tensors import dtype_name, memory_view
@@ -30,6 +31,7 @@ class Targets:
         memory = _core.TreeTensors(None)
         for number, ((item, target), chunk) in enumerate(zip(self.items, self._chunks, strict=True)):
             fqn = item.storage_index.fqn
+            check_memory(fqn, target)
             if (given := dtype_name(fqn, target)) != chunk.dtype:
                 self.casts.may(fqn, chunk.dtype, given)
             if (view := memory_view(fqn, target, where)) is not None:

@@ -406,7 +406,7 @@ def fit_state(
     holder: Any, state: Any, path: str, own: Known, saved: Known, allow_loss: bool, where: str, way_out: str
 ) -> Fit | None:
     """Compares a state dict with an optimizer that torch's load_state_dict would put it into, or what wraps one. Its
-    tensors' contents do not count. If both have the same names, state follows these. None if nobody knows.
+    tensors' contents do not count: they may be Stored. If both have the same names, state follows these. None if nobody knows.
 
     InvalidArgument if it does not fit: `path` is what it calls the state in the checkpoint `where`, `way_out` what helps.
     """
@@ -427,9 +427,9 @@ def fit_state(
         for key, value in entries.items():
             if hasattr(value, "shape"):
                 fit.differ += fit.misfits(name := f"{path}/state/{number}/{key}", value.shape)
-                parameter = fit.parameter_of(name)
-                if parameter is not None and parameter.dtype != value.dtype and fit.casts(name):
-                    casts.may(name, dtype_name(name, value), dtype_name(name, parameter))
+                if fit.casts(name):
+                    stored = value.dtype if isinstance(value.dtype, str) else dtype_name(name, value)
+                    casts.may(name, stored, dtype_name(name, fit.parameter_of(name)))
     casts.raise_refused(where)
     if fit.differ:
         raise InvalidArgument(
