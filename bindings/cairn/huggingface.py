@@ -74,8 +74,8 @@ from ._huggingface.stop import use_own_stop
 from ._protect import inner_optimizer
 from ._rng import RngState
 from ._tree.casts import allows_loss
+from ._tree.optimizer_loads import Known, fit_state, load_checked
 from ._tree.optimizer_states import names_of
-from ._tree.optimizers import Known, fit_state, load_checked
 from ._tree.tensors import dtype_name
 
 OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"

@@ -34,7 +34,7 @@ from ._lightning.requeue import Requeue
 from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
 from ._lightning.values import check_into
 from ._rng import RngState
-from ._tree.optimizers import Known
+from ._tree.optimizer_loads import Known
 
 __all__ = [
     "Callback",

@@ -12,7 +12,7 @@ from .._checkpointer import Checkpointer
 from .._errors import FailedPrecondition, NotFound
 from .._ranks.replicas import Rules
 from .._save import Save
-from .._tree.optimizers import Known
+from .._tree.optimizer_loads import Known
 from .._tree.tensors import TensorCollector
 from . import sharded
 from .contents import RANK, TRAINER, tied_names

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgument, counted
-from .._tree.optimizers import Known, fit_state
+from .._tree.optimizer_loads import Known, fit_state
 from .checkpoint_io import CheckpointIO
 from .package import pl
 from .values import check_into

@@ -36,9 +36,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from .._errors import InvalidArgument
 from .._protect import inner_optimizer
-from .casts import Casts
 from .optimizer_states import (
     CLASSES,
     MARKS,
@@ -50,7 +48,7 @@ from .optimizer_states import (
     of_dict,
     of_text,
 )
-from .paths import join, listed, part_of, readable, uncompiled
+from .paths import join, listed, part_of, readable
 
 _log = logging.getLogger("cairn")
 _DECOUPLED = "decoupled_weight_decay"  # All that makes AdamW of Adam.
@@ -324,7 +322,7 @@ def _readable(names: list[str]) -> str:
     return listed([*map(readable, names)])
 
 
-def _fit(
+def fit(
     optimizer: Any,
     state: Any,
     saved: State | None,
@@ -367,7 +365,7 @@ def fit_text(
     optimizer = optimizer_of(holder)
     if optimizer is None:
         return None
-    return _fit(optimizer, state, of_text(node), path, partial, kind, allow_loss, both_names)
+    return fit(optimizer, state, of_text(node), path, partial, kind, allow_loss, both_names)
 
 
 def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
@@ -385,63 +383,3 @@ def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
             way_out = "give the optimizer itself, not its state_dict(), and its state follows the names"
             return [f"{at}: parameter {i} is {mine} in the tree and {theirs} in the checkpoint: {way_out}"]
     return []
-
-
-@dataclass
-class Known:
-    """What a plug knows of an optimizer, and keeps beside its state. As plain values in `vars`."""
-
-    kind: str | None = None  # Its class.
-    names: list[list[str | None]] | None = None  # Of each group's parameters, in their module.
-
-    @staticmethod
-    def of(holder: Any, module: Any) -> Known:
-        optimizer = inner_optimizer(holder)
-        names = {id(one): uncompiled(name) for name, one in module.named_parameters()}
-        groups = [[names.get(id(one)) for one in group["params"]] for group in optimizer.param_groups]
-        return Known(type(optimizer).__name__, groups)
-
-
-def fit_state(
-    holder: Any, state: Any, path: str, own: Known, saved: Known, allow_loss: bool, where: str, way_out: str
-) -> Fit | None:
-    """Compares a state dict with an optimizer that torch's load_state_dict would put it into, or what wraps one. Its
-    tensors' contents do not count: they may be Stored. If both have the same names, state follows these. None if nobody knows.
-
-    InvalidArgument if it does not fit: `path` is what it calls the state in the checkpoint `where`, `way_out` what helps.
-    """
-    optimizer = optimizer_of(holder)
-    if optimizer is None or not has_torchs_load(optimizer):
-        return None
-    found = of_dict(state)
-    names = [[name or "" for name in chain(*(known.names or ()))] for known in (own, saved)]
-    same = sorted(names[0]) == sorted(names[1]) and "" not in names[0]
-    both = (names[0], names[1]) if same else None
-    fit = _fit(optimizer, optimizer.state_dict(), found, path, False, saved.kind, allow_loss, lambda _: both)
-    if fit is None:
-        return None
-    from .tensors import dtype_name  # It imports the codec, which imports this.
-
-    casts = Casts(allow_loss)
-    for number, entries in found.entries.items() if found is not None else ():
-        for key, value in entries.items():
-            if hasattr(value, "shape"):
-                fit.differ += fit.misfits(name := f"{path}/state/{number}/{key}", value.shape)
-                if fit.casts(name):
-                    stored = value.dtype if isinstance(value.dtype, str) else dtype_name(name, value)
-                    casts.may(name, stored, dtype_name(name, fit.parameter_of(name)))
-    casts.raise_refused(where)
-    if fit.differ:
-        raise InvalidArgument(
-            f"{where}: the optimizer does not match the checkpoint: {listed(fit.differ)}; or {way_out}"
-        )
-    return fit
-
-
-def load_checked(holder: Any, state: Any, fit: Fit | None) -> None:
-    """load_state_dict, after `fit_state`."""
-    if fit is None:
-        holder.load_state_dict(state)
-    else:
-        fit.log()
-        fit.load(holder, state)
