@@ -19,9 +19,9 @@ const char* IoOpName(IoOp op) {
   return i < kNames.size() ? kNames.at(i) : "?";
 }
 
-std::string Describe(const IoRequest& request, const std::string& name) {
+std::string Describe(const IoRequest& request) {
   const char* op = IoOpName(request.op);
-  std::string what = request.path.empty() ? name : request.path.text();
+  std::string what = request.path.empty() ? request.name : request.path.text();
   if (what.empty()) what = fmt::format("descriptor {}", request.fd);
   switch (request.op) {
     case IoOp::kRead:
@@ -39,9 +39,9 @@ std::string Describe(const IoRequest& request, const std::string& name) {
   }
 }
 
-Status FailureOf(const IoRequest& request, const std::string& name, int error) {
-  Status status = ErrnoStatus(error, Describe(request, name));
-  const std::string& path = request.path.empty() ? name : request.path.text();
+Status FailureOf(const IoRequest& request, int error) {
+  Status status = ErrnoStatus(error, Describe(request));
+  const std::string& path = request.path.empty() ? request.name : request.path.text();
   const std::size_t slash = path.rfind('/');
   struct statvfs found {};
   if (error != ENOSPC || slash == std::string::npos || ::statvfs(path.substr(0, slash + 1).c_str(), &found) != 0) {
@@ -53,13 +53,13 @@ Status FailureOf(const IoRequest& request, const std::string& name, int error) {
                found.f_favail, found.f_files);
 }
 
-Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request, const std::string& name) {
+Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request) {
   const IoRequest asked = request;
   // Shared: if the queue breaks, the callback outlives this call.
   auto result = std::make_shared<std::optional<std::int64_t>>();
   queue.Submit(std::move(request), [result](std::int64_t value) { *result = value; });
   while (!result->has_value()) CAIRN_RETURN_IF_ERROR(queue.RunOnce(Deadline::Infinite()).status());
-  if (**result < 0) return FailureOf(asked, name, static_cast<int>(-**result));
+  if (**result < 0) return FailureOf(asked, static_cast<int>(-**result));
   return **result;
 }
 

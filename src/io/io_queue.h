@@ -46,6 +46,8 @@ struct IoRequest {
   unsigned mode = 0;
   RenameMode rename = RenameMode::kPlain;
   std::function<void()> call;
+  /// For messages: the file of the descriptor.
+  std::string name = {};
 };
 
 /// Takes the operation's value or -errno. RunOnce calls it on the queue's thread after removing the operation, so that
@@ -96,14 +98,14 @@ struct IoQueueChoice {
 [[nodiscard]] Result<IoQueueChoice> ChooseIoQueue(IoQueueKind kind, int depth);
 
 /// Submits one operation and runs the queue, which nothing else may be using, until it completes. Returns its value, or
-/// a status that names the operation and the path. `name` stands for the descriptor.
-Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request, const std::string& name = {});
+/// a status that names the operation and the file.
+Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request);
 
 /// The status of a request that failed with this errno. It names the operation and, if the disk is full, the free
-/// space. `name` as for Describe.
-[[nodiscard]] Status FailureOf(const IoRequest& request, const std::string& name, int error);
+/// space.
+[[nodiscard]] Status FailureOf(const IoRequest& request, int error);
 
-/// The request, for messages: "fsync of <name>", "rename of a to b". `name` stands for the descriptor.
-[[nodiscard]] std::string Describe(const IoRequest& request, const std::string& name = {});
+/// The request, for messages: "fsync of <name>", "rename of a to b".
+[[nodiscard]] std::string Describe(const IoRequest& request);
 
 }  // namespace cairn

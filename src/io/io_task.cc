@@ -65,20 +65,20 @@ IoResult IoOperation::await_resume() {
     return {.value = result_};
   }
   const int error = static_cast<int>(-result_);
-  return {.error = error, .status = FailureOf(request_, *name_, error)};
+  return {.error = error, .status = FailureOf(request_, error)};
 }
 
 namespace io {
 namespace {
 
 /// Performs a request that needs disk blocks. If the disk is full, unlinks the reclaimable files and tries again.
-IoTask<IoResult> RunReclaiming(IoRequest request, const std::string& name, Room* room) {
+IoTask<IoResult> RunReclaiming(IoRequest request, Room* room) {
   const bool none = room == nullptr || room->paths.empty();
   bool asked = false;
   while (true) {
     // Files that another operation is unlinking have lost their names but maybe not yet their blocks.
     const bool last = none || (asked && room->freeing == 0);
-    IoResult result = co_await IoOperation(request, name);
+    IoResult result = co_await IoOperation(request);
     if (last || (result.error != ENOSPC && result.error != EDQUOT)) co_return result;
     // Operations that find the disk full at the same time share the files: each file is unlinked once, and the
     // operation that finishes last tries once more.
@@ -94,7 +94,7 @@ IoTask<IoResult> RunReclaiming(IoRequest request, const std::string& name, Room*
 }  // namespace
 
 IoOperation Open(const PathAt& path, int flags, UniqueFd& fd) {
-  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags}, path.text(), &fd);
+  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags}, &fd);
 }
 
 IoOperation OpenDirectory(const PathAt& path, bool follow, UniqueFd& fd) {
@@ -103,15 +103,15 @@ IoOperation OpenDirectory(const PathAt& path, bool follow, UniqueFd& fd) {
 
 IoOperation Create(const PathAt& path, int more_flags, unsigned mode, UniqueFd& fd) {
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | more_flags;
-  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags, .mode = mode}, path.text(), &fd);
+  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags, .mode = mode}, &fd);
 }
 
 IoOperation Fsync(const UniqueFd& fd, const std::string& name) {
-  return IoOperation({.op = IoOp::kFsync, .fd = fd.get()}, name);
+  return IoOperation({.op = IoOp::kFsync, .fd = fd.get(), .name = name});
 }
 
 IoOperation Read(const UniqueFd& fd, const std::string& name, std::string& into) {
-  return IoOperation({.op = IoOp::kRead, .fd = fd.get(), .buffer = into.data(), .length = into.size()}, name);
+  return IoOperation({.op = IoOp::kRead, .fd = fd.get(), .buffer = into.data(), .length = into.size(), .name = name});
 }
 
 IoOperation ReadAt(const UniqueFd& fd, const std::string& name, std::string& into, std::size_t filled,
@@ -120,35 +120,35 @@ IoOperation ReadAt(const UniqueFd& fd, const std::string& name, std::string& int
                       .fd = fd.get(),
                       .buffer = into.data() + filled,
                       .length = into.size() - filled,
-                      .offset = offset},
-                     name);
+                      .offset = offset,
+                      .name = name});
 }
 
 IoOperation Truncate(const UniqueFd& fd, const std::string& name, std::uint64_t length) {
-  return IoOperation({.op = IoOp::kFtruncate, .fd = fd.get(), .length = length}, name);
+  return IoOperation({.op = IoOp::kFtruncate, .fd = fd.get(), .length = length, .name = name});
 }
 
 IoOperation SyncRange(const UniqueFd& fd, const std::string& name, std::uint64_t offset, std::uint64_t length) {
-  return IoOperation({.op = IoOp::kSyncRange, .fd = fd.get(), .length = length, .offset = offset}, name);
+  return IoOperation({.op = IoOp::kSyncRange, .fd = fd.get(), .length = length, .offset = offset, .name = name});
 }
 
 IoOperation Rename(const PathAt& from, const PathAt& to, RenameMode mode) {
-  return IoOperation({.op = IoOp::kRename, .path = from, .path2 = to, .rename = mode}, from.text());
+  return IoOperation({.op = IoOp::kRename, .path = from, .path2 = to, .rename = mode});
 }
 
-IoOperation Unlink(const PathAt& path) { return IoOperation({.op = IoOp::kUnlink, .path = path}, path.text()); }
+IoOperation Unlink(const PathAt& path) { return IoOperation({.op = IoOp::kUnlink, .path = path}); }
 
 IoOperation MakeDirectory(const PathAt& path, unsigned mode) {
-  return IoOperation({.op = IoOp::kMkdir, .path = path, .mode = mode}, path.text());
+  return IoOperation({.op = IoOp::kMkdir, .path = path, .mode = mode});
 }
 
-IoOperation RemoveDirectory(const PathAt& path) { return IoOperation({.op = IoOp::kRmdir, .path = path}, path.text()); }
+IoOperation RemoveDirectory(const PathAt& path) { return IoOperation({.op = IoOp::kRmdir, .path = path}); }
 
 IoTask<Status> OnThread(const std::string& name, std::function<Status()> call) {
   Status outcome;
   IoRequest request{.op = IoOp::kCall, .path = name};
   request.call = [&outcome, call = std::move(call)] { outcome = call(); };
-  CAIRN_CO_RETURN_IF_ERROR(co_await IoOperation(std::move(request), name));
+  CAIRN_CO_RETURN_IF_ERROR(co_await IoOperation(std::move(request)));
   co_return outcome;
 }
 
@@ -156,13 +156,13 @@ IoTask<Status> FsyncTask(const UniqueFd& fd, const std::string& name) { co_retur
 
 IoTask<Status> Close(UniqueFd& fd, const std::string& name) {
   if (!fd.valid()) co_return Status::Ok();
-  IoRequest close{.op = IoOp::kClose, .fd = fd.Release()};
-  co_return co_await IoOperation(std::move(close), name);
+  IoRequest close{.op = IoOp::kClose, .fd = fd.Release(), .name = name};
+  co_return co_await IoOperation(std::move(close));
 }
 
 IoTask<IoResult> Allocate(const UniqueFd& fd, const std::string& name, std::uint64_t length, Room* room) {
-  IoRequest request{.op = IoOp::kFallocate, .fd = fd.get(), .length = length};
-  co_return co_await RunReclaiming(std::move(request), name, room);
+  IoRequest request{.op = IoOp::kFallocate, .fd = fd.get(), .length = length, .name = name};
+  co_return co_await RunReclaiming(std::move(request), room);
 }
 
 IoTask<IoResult> WriteAll(const UniqueFd& fd, const std::string& name, std::uint64_t offset, Bytes memory,
@@ -176,7 +176,8 @@ IoTask<IoResult> WriteAll(const UniqueFd& fd, const std::string& name, std::uint
     request.buffer = const_cast<std::byte*>(memory.data());
     request.length = memory.size();
     request.offset = offset;
-    IoResult result = co_await RunReclaiming(std::move(request), name, options.room);
+    request.name = name;
+    IoResult result = co_await RunReclaiming(std::move(request), options.room);
     const auto written = static_cast<std::uint64_t>(result.value);
     if (!result.ok() || written == memory.size()) co_return result;
     const std::uint64_t advance = AlignDown(written, alignment);

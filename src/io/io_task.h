@@ -147,10 +147,8 @@ struct [[nodiscard]] IoResult {
 /// Awaits one operation.
 class [[nodiscard]] IoOperation {
  public:
-  /// `name`, which must outlive this, stands for the descriptor in messages. `into` receives a descriptor that the
-  /// operation opens.
-  explicit IoOperation(IoRequest request, const std::string& name, UniqueFd* into = nullptr)
-      : request_(std::move(request)), name_(&name), into_(into) {}
+  /// `into` receives a descriptor that the operation opens.
+  explicit IoOperation(IoRequest request, UniqueFd* into = nullptr) : request_(std::move(request)), into_(into) {}
 
   [[nodiscard]] static bool await_ready() noexcept { return false; }
   template <typename Promise>
@@ -163,7 +161,6 @@ class [[nodiscard]] IoOperation {
   void Submit(IoRun* run, std::coroutine_handle<> waiter);
 
   IoRequest request_;
-  const std::string* name_;
   UniqueFd* into_;
   std::int64_t result_ = 0;
 };

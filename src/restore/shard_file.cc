@@ -26,8 +26,12 @@ Result<AlignedBytes> AllocateAligned(std::uint64_t bytes, const std::string& wha
 
 /// The raw operation, because its caller handles some errors itself.
 IoOperation ReadSome(const ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length) {
-  return IoOperation({.op = IoOp::kRead, .fd = file.fd.get(), .buffer = buffer, .length = length, .offset = offset},
-                     file.name);
+  return IoOperation({.op = IoOp::kRead,
+                      .fd = file.fd.get(),
+                      .buffer = buffer,
+                      .length = length,
+                      .offset = offset,
+                      .name = file.name});
 }
 
 // For a filesystem that accepts O_DIRECT at open but rejects the reads.

@@ -143,14 +143,14 @@ Result<std::string> PlainHeader(const std::vector<const StoredTensor*>& tensors)
 
 Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const std::string& path) {
   for (std::uint64_t done = 0; done < bytes.size();) {
-    CAIRN_ASSIGN_OR_RETURN(const std::int64_t n, RunBlocking(queue,
-                                                             {.op = IoOp::kWrite,
-                                                              .fd = fd,
-                                                              // Requests have no const pointer.
-                                                              .buffer = const_cast<std::byte*>(bytes.data() + done),
-                                                              .length = bytes.size() - done,
-                                                              .offset = offset + done},
-                                                             path));
+    CAIRN_ASSIGN_OR_RETURN(const std::int64_t n,
+                           RunBlocking(queue, {.op = IoOp::kWrite,
+                                               .fd = fd,
+                                               // Requests have no const pointer.
+                                               .buffer = const_cast<std::byte*>(bytes.data() + done),
+                                               .length = bytes.size() - done,
+                                               .offset = offset + done,
+                                               .name = path}));
     if (n <= 0)
       return Error(StatusCode::kIoError, "writing {} bytes at {} of {}: none written", bytes.size(), offset, path);
     done += static_cast<std::uint64_t>(n);
@@ -216,7 +216,7 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
   const auto write = [&]() -> Status {
     const UniqueFd file(static_cast<int>(fd));
     CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, *queue, file.get(), temporary));
-    CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get()}, temporary).status());
+    CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get(), .name = temporary}).status());
     return Rename(*queue, temporary, options);
   };
   if (Status status = write(); !status.ok()) {
@@ -227,7 +227,7 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t directory,
                          RunBlocking(*queue, {.op = IoOp::kOpen, .path = folder, .flags = O_RDONLY | O_DIRECTORY}));
   const UniqueFd opened(static_cast<int>(directory));
-  return RunBlocking(*queue, {.op = IoOp::kFsync, .fd = opened.get()}, folder).status();
+  return RunBlocking(*queue, {.op = IoOp::kFsync, .fd = opened.get(), .name = folder}).status();
 }
 
 }  // namespace

@@ -123,17 +123,18 @@ TEST(ChooseIoQueue, FallsBackIfARingCannotBeEntered) {
 
 TEST(DescribeRequest, NamesOperationFileAndRange) {
   const IoRequest write{.op = IoOp::kWrite, .fd = 5, .length = 10, .offset = 4096};
+  const IoRequest named{.op = IoOp::kWrite, .fd = 5, .length = 10, .offset = 4096, .name = "shard"};
   const IoRequest rename{.op = IoOp::kRename, .path = "a", .path2 = "b"};
   const IoRequest exchange{.op = IoOp::kRename, .path = "a", .path2 = "b", .rename = RenameMode::kExchange};
 
-  EXPECT_EQ(Describe(write, "shard"), "write of 10 bytes at 4096 of shard");
+  EXPECT_EQ(Describe(named), "write of 10 bytes at 4096 of shard");
   EXPECT_EQ(Describe(write), "write of 10 bytes at 4096 of descriptor 5");
   EXPECT_EQ(Describe(rename), "rename of a to b");
   EXPECT_EQ(Describe(exchange), "exchange of a and b");
-  EXPECT_EQ(Describe({.op = IoOp::kFsync, .fd = 5}, "shard"), "fsync of shard");
-  EXPECT_EQ(Describe({.op = IoOp::kFtruncate, .length = 7}, "shard"), "ftruncate of shard to 7 bytes");
+  EXPECT_EQ(Describe({.op = IoOp::kFsync, .fd = 5, .name = "shard"}), "fsync of shard");
+  EXPECT_EQ(Describe({.op = IoOp::kFtruncate, .length = 7, .name = "shard"}), "ftruncate of shard to 7 bytes");
   EXPECT_EQ(Describe({.op = IoOp::kOpen, .path = "a"}), "open of a");
-  EXPECT_EQ(FailureOf({.op = IoOp::kFsync, .fd = 5}, "shard", EIO).message(),
+  EXPECT_EQ(FailureOf({.op = IoOp::kFsync, .fd = 5, .name = "shard"}, EIO).message(),
             "fsync of shard: Input/output error (errno 5)");
 }
 
