@@ -98,22 +98,22 @@ auto Unlocked(const Call& call) {
   return call();
 }
 
-/// Repeats `wait(deadline)` in slices until it returns anything but DeadlineExceeded. A signal's exception ends it.
-template <typename Wait>
-Status InSlices(std::optional<double> timeout, const Wait& wait) {
-  const Deadline end = DeadlineFrom(timeout);
+/// Repeats `wait(deadline)` in slices until it returns anything but DeadlineExceeded, or until `end()`, which a signal
+/// may make earlier. A signal's exception ends it.
+template <typename End, typename Wait>
+Status InSlices(const End& end, const Wait& wait) {
   while (true) {
-    const Deadline slice = Deadline::At(std::min(end.when(), Deadline::Clock::now() + kSignalInterval));
+    const Deadline slice = Deadline::At(std::min(end().when(), Deadline::Clock::now() + kSignalInterval));
     Status status = wait(slice);
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
-    if (status.code() != StatusCode::kDeadlineExceeded || end.passed()) return status;
+    if (status.code() != StatusCode::kDeadlineExceeded || end().passed()) return status;
   }
 }
 
 /// The same, without the GIL while it waits.
-template <typename Wait>
-Status Interruptible(std::optional<double> timeout, const Wait& wait) {
-  return InSlices(timeout, [&](Deadline slice) { return Unlocked([&] { return wait(slice); }); });
+template <typename End, typename Wait>
+Status Interruptible(const End& end, const Wait& wait) {
+  return InSlices(end, [&](Deadline slice) { return Unlocked([&] { return wait(slice); }); });
 }
 
 using PyProgress = std::function<void(std::uint64_t, std::uint64_t)>;

@@ -7,13 +7,13 @@ namespace {
 
 std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, std::uint64_t keep_last,
                                      std::uint64_t keep_every, int max_in_flight, const std::string& when_full,
-                                     double full_timeout, double drain_timeout, double open_timeout, bool take_over,
-                                     unsigned file_mode, unsigned directory_mode, std::uint64_t host_memory,
-                                     std::uint64_t chunk, int queue_depth, int worker_threads, int copy_streams,
-                                     std::uint64_t staging, std::vector<int> cuda_devices, bool checksums,
-                                     bool gpu_checksums, bool recycle, const std::string& io_queue,
-                                     std::size_t trace_events, const PyStoreGroup* group, double group_timeout,
-                                     std::optional<std::tuple<double, double, double>> steering,
+                                     double full_timeout, double stall_timeout, double close_timeout,
+                                     double open_timeout, bool take_over, unsigned file_mode, unsigned directory_mode,
+                                     std::uint64_t host_memory, std::uint64_t chunk, int queue_depth,
+                                     int worker_threads, int copy_streams, std::uint64_t staging,
+                                     std::vector<int> cuda_devices, bool checksums, bool gpu_checksums, bool recycle,
+                                     const std::string& io_queue, std::size_t trace_events, const PyStoreGroup* group,
+                                     double group_timeout, std::optional<std::tuple<double, double, double>> steering,
                                      const std::string& unfenced_writes) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
@@ -46,6 +46,8 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .max_in_flight = max_in_flight,
                                                   .when_full = one_of("when_full", when_full, kWhenFull),
                                                   .full_timeout = SpanFrom(full_timeout),
+                                                  .stall_timeout = SpanFrom(stall_timeout),
+                                                  .close_timeout = SpanFrom(close_timeout),
                                                   .group_timeout = SpanFrom(group_timeout),
                                                   .file_mode = file_mode,
                                                   .directory_mode = directory_mode,
@@ -62,8 +64,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .recycle = recycle,
                                                   .io_queue = one_of("io_queue", io_queue, kIo),
                                                   .trace_events = trace_events},
-                                          drain_timeout, group,
-                                          one_of("unfenced_writes", unfenced_writes, kUnfencedWrites));
+                                          group, one_of("unfenced_writes", unfenced_writes, kUnfencedWrites));
 }
 
 }  // namespace
@@ -74,12 +75,13 @@ void BindCheckpointer(py::module_& module) {
       .def("end", &CopyPause::End)
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](CopyPause& self, const py::args&) { self.End(); });
+  py::class_<EventLog, std::shared_ptr<EventLog>>(module, "Events").def("take", &EventLog::Take);
   py::class_<PyCheckpointer>(module, "Checkpointer")
       .def(py::init(&Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a, "max_in_flight"_a,
-           "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "open_timeout"_a, "take_over"_a, "file_mode"_a,
-           "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "worker_threads"_a, "copy_streams"_a,
-           "staging"_a, "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "recycle"_a, "io_queue"_a, "trace_events"_a,
-           "group"_a, "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
+           "when_full"_a, "full_timeout"_a, "stall_timeout"_a, "close_timeout"_a, "open_timeout"_a, "take_over"_a,
+           "file_mode"_a, "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "worker_threads"_a,
+           "copy_streams"_a, "staging"_a, "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "recycle"_a, "io_queue"_a,
+           "trace_events"_a, "group"_a, "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
            "hold"_a, "held"_a, "keep"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
@@ -107,11 +109,12 @@ void BindCheckpointer(py::module_& module) {
       .def("raise_last_failure", &PyCheckpointer::RaiseLastFailure)
       .def("write_trace", &PyCheckpointer::WriteTrace, "path"_a)
       .def("stats", &PyCheckpointer::Stats)
-      .def("take_events", &PyCheckpointer::TakeEvents)
-      .def("close", &PyCheckpointer::Close, "timeout"_a)
+      .def("end_waits_in", &PyCheckpointer::EndWaitsIn, "seconds"_a)
+      .def("close", &PyCheckpointer::Close, "timeout"_a, "by_caller"_a)
       .def_property_readonly("closed", &PyCheckpointer::closed)
       .def_property_readonly("released", &PyCheckpointer::released)
-      .def_property_readonly("watcher", &PyCheckpointer::watcher);
+      .def_property_readonly("watcher", &PyCheckpointer::watcher)
+      .def_property_readonly("events", &PyCheckpointer::events);
 }
 
 }  // namespace cairn

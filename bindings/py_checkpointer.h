@@ -42,9 +42,19 @@ class EventLog {
     if (events_.size() == kMaxEvents) events_.pop_front();
     events_.push_back(event);
   }
-  std::deque<Event> Take() CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    return std::exchange(events_, {});
+  /// (kind, severity, step or None, message) of what has happened since the last call.
+  pybind11::list Take() CAIRN_EXCLUDES(mutex_) {
+    std::deque<Event> taken;
+    {
+      MutexLock lock(mutex_);
+      taken = std::exchange(events_, {});
+    }
+    pybind11::list all;
+    for (const Event& event : taken) {
+      all.append(pybind11::make_tuple(static_cast<int>(event.kind), static_cast<int>(event.severity), event.step,
+                                      WithPythonNames(event.message.empty() ? event.status.message() : event.message)));
+    }
+    return all;
   }
 
  private:
@@ -72,26 +82,29 @@ class InUse {
 /// A Checkpointer and its events. After Close every call is refused.
 class PyCheckpointer {
  public:
-  PyCheckpointer(Options options, double drain_timeout, const PyStoreGroup* group, UnfencedWrites::Then unfenced_writes)
-      : drain_timeout_(drain_timeout),
+  PyCheckpointer(Options options, const PyStoreGroup* group, UnfencedWrites::Then unfenced_writes)
+      : close_timeout_(options.close_timeout),
         group_(group == nullptr ? nullptr : group->group()),
         writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events_](const Status& found) {
           events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
         })) {
-    options.on_event = [events = events_](const Event& event) { events->Add(event); };
-    options.drain_timeout = {};  // Close waits itself, so that it can be interrupted.
+    options.on_event = [events = events_, watcher = watcher_](const Event& event) {
+      events->Add(event);
+      if (event.severity != Severity::kInfo) watcher->NudgeForEvents();
+    };
     options.group = group_;
     checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
   }
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;
-    const Deadline end = DeadlineFrom(drain_timeout_);
+    const Deadline end = Deadline::In(close_timeout_);
+    const Deadline abandons = AbandonsBefore(end);
     Status idle;
     do {
       idle = WaitIdleFor(kSignalInterval);
-    } while (idle.code() == StatusCode::kDeadlineExceeded && !end.passed());
+    } while (idle.code() == StatusCode::kDeadlineExceeded && !abandons.passed());
     const Status failure = idle.ok() ? BindingCalls::UnheardFailure(*checkpointer_) : idle;
-    ReleaseEngine();
+    ReleaseEngine(end);
     watcher_->ReleaseTensors();
     if (!failure.ok() && !watcher_->forked()) WriteUnraisable(failure);  // A child has lost nothing.
   }
@@ -121,10 +134,12 @@ class PyCheckpointer {
     const InUse engine = Use();
     RaiseIfError(Unlocked([&] { return engine->SetUp(DeviceFrom(cuda)); }));
   }
-  void WaitForPlace(std::optional<double> timeout) {
+  void WaitForPlace(double timeout) {
     watcher_->EndStep();
     const Watcher::Waiting waiting(*watcher_);
-    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitForPlace(deadline); }));
+    RaiseIfError(Wait(
+        timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitForPlace(deadline); },
+        /*by_caller=*/false));
   }
   void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
     const std::vector<std::shared_ptr<WatchedSave>> pending = watcher_->pending();
@@ -243,30 +258,24 @@ class PyCheckpointer {
     const InUse engine = Use();
     return FromStats(Unlocked([&] { return engine->stats(); }));
   }
-  /// (kind, severity, step or None, message) of what has happened since the last call.
-  pybind11::list TakeEvents() {
-    pybind11::list all;
-    for (const Event& event : events_->Take()) {
-      all.append(pybind11::make_tuple(static_cast<int>(event.kind), static_cast<int>(event.severity), event.step,
-                                      WithPythonNames(event.message.empty() ? event.status.message() : event.message)));
-    }
-    return all;
-  }
   /// Waits for saves in flight, then releases the engine and raises the first failure that nobody has heard, or that
-  /// saves were abandoned. A signal's exception leaves it open.
-  void Close(std::optional<double> timeout) {
+  /// saves were abandoned: all of it within the timeout. A signal's exception leaves it open.
+  void Close(double timeout, bool by_caller) {
     if (checkpointer_ == nullptr) return;
     watcher_->EndStep();
     BindingCalls::EndPauses(*Use());
     const Watcher::Waiting waiting(*watcher_);
-    const Status idle = InSlices(timeout, [this](Deadline slice) {
+    const Deadline begun = Deadline::In({});
+    const auto end = watcher_->EndOf(timeout, by_caller);
+    const auto abandons = [&] { return AbandonsBefore(end(), begun); };
+    const Status idle = InSlices(abandons, [this](Deadline slice) {
       if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
       const InUse engine = Use();
       return Unlocked([&] { return BindingCalls::WaitIdle(*engine, slice); });
     });
     if (checkpointer_ == nullptr) return;
     const Status failure = BindingCalls::UnheardFailure(*Use());
-    ReleaseEngine();
+    ReleaseEngine(end());
     watcher_->ReleaseTensors();
     if (!idle.ok()) Raise(Status(idle.code(), "abandoned at close: " + idle.message()));
     RaiseIfError(failure);
@@ -275,6 +284,9 @@ class PyCheckpointer {
   /// Whether the engine is gone. After Close, calls of other threads may still use it, and it reads tensors till then.
   [[nodiscard]] bool released() const { return checkpointer_ == nullptr && released_.expired(); }
   [[nodiscard]] const std::shared_ptr<Watcher>& watcher() const { return watcher_; }
+  [[nodiscard]] const std::shared_ptr<EventLog>& events() const { return events_; }
+  /// The process is to end: no wait lasts longer than so many seconds from now.
+  void EndWaitsIn(double seconds) const { watcher_->EndWaitsBy(DeadlineFrom(seconds)); }
 
  private:
   PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
@@ -317,8 +329,8 @@ class PyCheckpointer {
 
   /// Waits in slices. Between them another thread may close it; then this raises.
   template <typename Call>
-  Status Wait(std::optional<double> timeout, const Call& call) const {
-    return InSlices(timeout, [&](Deadline slice) {
+  Status Wait(std::optional<double> timeout, const Call& call, bool by_caller = true) const {
+    return InSlices(watcher_->EndOf(timeout, by_caller), [&](Deadline slice) {
       const InUse engine = Use();
       return Unlocked([&] { return call(engine, slice); });
     });
@@ -333,10 +345,17 @@ class PyCheckpointer {
     return Unlocked([&] { return BindingCalls::WaitIdle(*checkpointer_, Deadline::In(span)); });
   }
 
+  /// As the engine's own destructor does, which does not wait for saves any more.
+  static Deadline AbandonsBefore(Deadline end, Deadline begun = Deadline::In({})) {
+    return Deadline::At(end.when() -
+                        std::min<std::chrono::nanoseconds>((end.when() - begun.when()) / 4, BindingCalls::kAbandoning));
+  }
+
   // The group's threads end with the engine.
-  void ReleaseEngine() {
+  void ReleaseEngine(Deadline end) {
     std::shared_ptr<Checkpointer> open = std::exchange(checkpointer_, nullptr);
     released_ = open;
+    BindingCalls::CloseBy(*open, Deadline::In({}), end);
     Unlocked([&] {
       open.reset();
       watcher_->Stop();
@@ -344,7 +363,7 @@ class PyCheckpointer {
     });
   }
 
-  const double drain_timeout_;
+  const std::chrono::nanoseconds close_timeout_;
   TreeTensors::LastSave last_save_;  // Under the GIL.
   const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();

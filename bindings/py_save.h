@@ -46,7 +46,7 @@ class PySave {
     if (IsCaller()) {
       watcher_->Settle(watched_, Watcher::kShort);
     } else {
-      RaiseIfError(InSlices(timeout, [&](Deadline slice) {
+      RaiseIfError(InSlices(watcher_->EndOf(timeout), [&](Deadline slice) {
         if (watcher_->WaitChecked(*watched_, slice)) return Status::Ok();
         return Error(
             StatusCode::kDeadlineExceeded,
@@ -66,7 +66,7 @@ class PySave {
     watcher_->EndStep();
     const Watcher::Waiting waiting(*watcher_);
     std::optional<Status> end;
-    const Status status = Interruptible(timeout, [&](Deadline deadline) {
+    const Status status = Interruptible(watcher_->EndOf(timeout), [&](Deadline deadline) {
       Status now = call(deadline);
       if (now.code() != StatusCode::kDeadlineExceeded) return now;
       Status ended = save_.status();

@@ -25,7 +25,7 @@ class Answer {
   }
   /// Always ends, at the latest by the deadline. A signal's exception ends it too.
   T Wait() CAIRN_EXCLUDES(mutex_) {
-    RaiseIfError(Interruptible(std::nullopt, [&](Deadline slice) { return WaitUntil(slice); }));
+    RaiseIfError(Interruptible(Deadline::Infinite, [&](Deadline slice) { return WaitUntil(slice); }));
     return ValueOrRaise(Get());
   }
 

@@ -1,6 +1,7 @@
 #include "watched_save.h"
 
 #include <fmt/format.h>
+#include <pybind11/functional.h>
 
 #include <algorithm>
 #include <string>
@@ -145,14 +146,30 @@ std::vector<std::shared_ptr<WatchedSave>> Watcher::pending() const {
   return {pending_.begin(), pending_.end()};
 }
 
-void Watcher::Run() {
-  while (const std::shared_ptr<WatchedSave> next = Unlocked([this] { return WaitForNext(); })) {
-    AskMainThread(next);
-    Settle(next, kLongest);
-    MutexLock lock(mutex_);
-    std::erase(pending_, next);
-    changed_.NotifyAll();
+void Watcher::Run(const std::function<void()>& on_events) {
+  while (true) {
+    std::shared_ptr<WatchedSave> save;
+    switch (Unlocked([&] { return WaitForNext(save); })) {
+      case Next::kStop:
+        return;
+      case Next::kEvents:
+        on_events();
+        break;
+      case Next::kSave: {
+        AskMainThread(save);
+        Settle(save, kLongest);
+        MutexLock lock(mutex_);
+        std::erase(pending_, save);
+        changed_.NotifyAll();
+      }
+    }
   }
+}
+
+void Watcher::NudgeForEvents() {
+  MutexLock lock(mutex_);
+  events_ = true;
+  changed_.NotifyAll();
 }
 
 void Watcher::Settle(const std::shared_ptr<WatchedSave>& save, std::chrono::nanoseconds longest) {
@@ -257,17 +274,17 @@ Watcher::Waiting::~Waiting() {
   watcher_.waiting_.erase(watcher_.waiting_.find(thread_));
 }
 
-std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
-  std::shared_ptr<WatchedSave> next;
+Watcher::Next Watcher::WaitForNext(std::shared_ptr<WatchedSave>& save) {
   while (true) {
     {
       MutexLock lock(mutex_);
-      while (!stopped_ && pending_.empty()) changed_.Wait(mutex_);
-      if (stopped_) return nullptr;
-      next = pending_.front();
+      while (!stopped_ && !events_ && pending_.empty()) changed_.Wait(mutex_);
+      if (stopped_) return Next::kStop;
+      if (std::exchange(events_, false)) return Next::kEvents;
+      save = pending_.front();
     }
     const Deadline slice = Deadline::In(kSignalInterval);
-    if (BindingCalls::WaitTensorsFree(next->save(), slice)) return next;
+    if (BindingCalls::WaitTensorsFree(save->save(), slice)) return Next::kSave;
   }
 }
 
@@ -322,8 +339,9 @@ void Watcher::ReleaseTensors() {
 }
 
 void BindWatcher(py::module_& module) {
+  using namespace py::literals;
   py::class_<Watcher, std::shared_ptr<Watcher>>(module, "Watcher")
-      .def("run", &Watcher::Run)
+      .def("run", &Watcher::Run, "on_events"_a)
       .def("stop", &Watcher::Stop);
 }
 

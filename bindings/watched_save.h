@@ -4,6 +4,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -15,6 +17,7 @@
 
 #include "base/mutex.h"
 #include "cairn/cairn.h"
+#include "py_calls.h"
 #include "thread_look.h"
 #include "tree_tensors.h"
 
@@ -142,8 +145,19 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   /// Saves that are not checked yet, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<WatchedSave>> pending() const CAIRN_EXCLUDES(mutex_);
   /// The thread's function: returns after Stop. Needs the GIL, and waits without it.
-  void Run() CAIRN_EXCLUDES(mutex_);
+  void Run(const std::function<void()>& on_events) CAIRN_EXCLUDES(mutex_);
   void Stop() CAIRN_EXCLUDES(mutex_);
+  /// Has Run call `on_events` soon: any thread, without the GIL.
+  void NudgeForEvents() CAIRN_EXCLUDES(mutex_);
+  /// The process is to end: no wait for a save lasts longer but one that its caller has limited. Also within a signal
+  /// handler of Python's.
+  void EndWaitsBy(Deadline deadline) { waits_end_ = deadline.when(); }
+  /// The end of a wait that is limited to so many seconds, by the caller or by an option.
+  [[nodiscard]] auto EndOf(std::optional<double> timeout, bool by_caller = true) const {
+    return [this, end = DeadlineFrom(timeout), ends = !timeout || !by_caller] {
+      return ends ? Deadline::At(std::min(end.when(), waits_end_.load())) : end;
+    };
+  }
   /// An optimizer's step begins. Until it ends no other thread checks a save, because what it writes is known at its
   /// end only; a fence within the step checks. It ends with EndStep of the same thread: at the latest at its next call
   /// that waits for a save, because the step may have raised.
@@ -167,8 +181,9 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   /// Has the main thread check the save when it comes between two operations, if it is the one to wait for.
   void AskMainThread(const std::shared_ptr<WatchedSave>& save);
   static void Check(WatchedSave& save);
-  /// The oldest save, once its tensors are read; null after Stop. Needs no GIL.
-  std::shared_ptr<WatchedSave> WaitForNext() CAIRN_EXCLUDES(mutex_);
+  enum class Next : std::uint8_t { kSave, kEvents, kStop };
+  /// What the thread does next: for the oldest save once its tensors are read. Needs no GIL.
+  Next WaitForNext(std::shared_ptr<WatchedSave>& save) CAIRN_EXCLUDES(mutex_);
   /// Where the thread may be writing; nothing if it is not.
   [[nodiscard]] std::optional<ThreadPlace> LookAt(ThreadIdent thread) const CAIRN_EXCLUDES(mutex_);
   /// Whether a thread but this one is within an optimizer's step.
@@ -180,6 +195,8 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   CondVar changed_;
   std::deque<std::shared_ptr<WatchedSave>> pending_ CAIRN_GUARDED_BY(mutex_);
   bool stopped_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool events_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::atomic<Deadline::Clock::time_point> waits_end_ = Deadline::Infinite().when();
   std::optional<ThreadIdent> stepping_ CAIRN_GUARDED_BY(mutex_);  // Its thread.
   std::uint64_t steps_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::multiset<ThreadIdent> waiting_ CAIRN_GUARDED_BY(mutex_);  // Threads.

@@ -137,12 +137,12 @@ class KeepBest:
             if len(self._queue) == 1:
                 threading.Thread(target=self._run, name="cairn-best", daemon=True).start()
 
-    def wait(self, timeout: float | None) -> float | None:
+    def wait(self, timeout: float) -> float:
         """Waits until all saves have ended and the best are pinned, up to `timeout`; returns what is left of it."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = time.monotonic() + timeout
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue, timeout)
-        return None if end is None else max(0.0, end - time.monotonic())
+            self._changed.wait_for(lambda: not self._queue, None if timeout == math.inf else timeout)
+        return max(0.0, end - time.monotonic())
 
     @property
     def busy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -39,7 +40,7 @@ class Checkpointer(Saving, Restoring, Catalog):
 
     A tree is a dict, list or other container of tensors (torch or numpy), plain values, and objects with state_dict and
     load_state_dict; `cairn._tree` has the full list. Only one Checkpointer writes to a root. All methods may be called
-    from any thread. As a context manager it drains at the end; so does Python when it exits, within `drain_timeout`.
+    from any thread. As a context manager it drains at the end; so does Python when it exits, within `close_timeout`.
 
     Sizes are bytes or text ("4GiB", "4GB"), times seconds:
       host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a
@@ -100,7 +101,8 @@ class Checkpointer(Saving, Restoring, Catalog):
         best_mode: str = "min",
         when_full: str = "wait",
         full_timeout: float = 3600.0,
-        drain_timeout: float = 600.0,
+        stall_timeout: float = 120.0,
+        close_timeout: float = 600.0,
         open_timeout: float = 10.0,
         take_over: bool = False,
         exist_ok: bool = False,
@@ -136,7 +138,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         self._compare_replicas = one_of("compare_replicas", compare_replicas, ("first", "always", "never"))
         self._when_full = when_full
         self._full_timeout = seconds("full_timeout", full_timeout)
-        self._drain_timeout = seconds("drain_timeout", drain_timeout)
+        self._close_timeout = seconds("close_timeout", close_timeout)
         self._group_timeout = seconds("group_timeout", group_timeout)
         options: dict[str, Any] = {
             "root": self.root,
@@ -148,7 +150,8 @@ class Checkpointer(Saving, Restoring, Catalog):
             "full_timeout": full_timeout,
             "open_timeout": open_timeout,
             "take_over": take_over,
-            "drain_timeout": drain_timeout,
+            "stall_timeout": stall_timeout,
+            "close_timeout": close_timeout,
             "file_mode": file_mode,
             "directory_mode": directory_mode,
             "host_memory": parse_host_memory(host_memory),
@@ -193,16 +196,16 @@ class Checkpointer(Saving, Restoring, Catalog):
         elif slowdown is not None:
             core = self._core  # Not self, which would then be freed late.
             self._schedule = Schedule(self._ranks, lambda step, ahead: ahead == 0 and core.should_save(step))
-        self._reading = Reading(self._core, self._ranks, self._replicated, self.root, self._drain_timeout)
+        self._reading = Reading(self._core, self._ranks, self._replicated, self.root, self._close_timeout)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
         try:
-            self._watching = None if read_only else _exit.start_watching(self._core.watcher)
+            self._watching = None if read_only else _exit.start_watching(self._core)
             if keep_best and not read_only and self._ranks.rank == 0:
                 self._best = KeepBest(self._core, keep_best, best_metric, best_mode)
         except BaseException:
             with contextlib.suppress(Error):
-                self._core.close(0.0)
+                self._core.close(0.0, True)
             self._ranks.close()
             raise
         _exit.open_checkpointers.add(self)
@@ -224,7 +227,8 @@ class Checkpointer(Saving, Restoring, Catalog):
         or of a Save has raised. Of further ones the message has the number."""
         timeout = timeout_of(timeout)
         try:
-            self._core.drain(self._wait_for_best(timeout))
+            left = self._wait_for_best(math.inf if timeout is None else timeout)
+            self._core.drain(None if timeout is None else left)
             if self._best is not None and self._best.busy:
                 raise DeadlineExceeded(f"{self.root}: the best checkpoints are not pinned yet")
         finally:
@@ -238,12 +242,14 @@ class Checkpointer(Saving, Restoring, Catalog):
         self._core.raise_last_failure()
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for saves in flight, up to `timeout` seconds (default: drain_timeout). Abandons the rest: it logs and
-        raises DeadlineExceeded. Otherwise it raises the first failure that nobody has heard, as `drain` does. It is
-        closed then all the same."""
-        timeout = self._within_grace(self._drain_timeout) if timeout is None else timeout_of(timeout)
+        """Waits for saves in flight, and ends within `timeout` seconds (default: close_timeout, or what is left of the
+        grace of stop_on). For the last quarter of the time, at most 5 s, it abandons the saves that are left: it logs
+        and raises DeadlineExceeded. Otherwise it raises the first failure that nobody has heard, as `drain` does. It is
+        closed then all the same. What a hung disk has not answered stays behind until the process ends."""
+        given = timeout_of(timeout)
+        left = self._wait_for_best(self._within_grace(self._close_timeout) if given is None else given)
         try:
-            self._core.close(self._wait_for_best(timeout))
+            self._core.close(left, given is not None)
         except DeadlineExceeded as error:
             _log.error("%s: %s", self.root, error)
             raise
@@ -258,7 +264,7 @@ class Checkpointer(Saving, Restoring, Catalog):
                     self._held.clear()
                 self._log_events()
 
-    def _wait_for_best(self, timeout: float | None) -> float | None:
+    def _wait_for_best(self, timeout: float) -> float:
         """Waits for keep_best, which releases its saves one by one; returns what is left of the timeout."""
         if self._best is None or self._core.closed:
             return timeout

@@ -8,9 +8,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._core import Checkpointer, Save
+    from ._core import Checkpointer, Events, Save
 
 _log = logging.getLogger("cairn")
+
+
+def log_events(events: Events) -> None:
+    """Logs what has happened since the last call: the engine's threads never call into Python."""
+    for _, severity, step, message in events.take():
+        if message:
+            about = "" if step is None else f"step {step}: "
+            _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s%s", about, message)
 
 
 class Engine:
@@ -29,9 +37,5 @@ class Engine:
                 self._held.remove(held)
 
     def _log_events(self) -> None:
-        """Logs the engine's new events: its threads never call into Python."""
         self._release_captured()
-        for _, severity, step, message in self._core.take_events():
-            if message:
-                about = "" if step is None else f"step {step}: "
-                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s%s", about, message)
+        log_events(self._core.events)

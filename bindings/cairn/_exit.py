@@ -11,18 +11,21 @@ import os
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 from . import _core
+from ._engine import log_events
 from ._errors import Error
 
 open_checkpointers: weakref.WeakSet[Any] = weakref.WeakSet()
 _watching: list[tuple[_core.Watcher, threading.Thread]] = []  # Also those whose Checkpointers are gone.
 
 
-def start_watching(watcher: _core.Watcher) -> threading.Thread:
-    """The thread ends once the watcher is stopped."""
-    thread = threading.Thread(target=watcher.run, name="cairn-watch", daemon=True)
+def start_watching(core: _core.Checkpointer) -> threading.Thread:
+    """The thread ends once the watcher is stopped. It also logs warnings, at once."""
+    watcher = core.watcher
+    thread = threading.Thread(target=watcher.run, args=(partial(log_events, core.events),), name="cairn-watch", daemon=True)
     thread.start()
     _watching[:] = [one for one in _watching if one[1].is_alive()]
     _watching.append((watcher, thread))

@@ -55,7 +55,7 @@ def load_checkpoint(path: str, options: Mapping[str, Any], **how: Any) -> Any:
 def reader_of(path: str, options: Mapping[str, Any], group: Any = None) -> Checkpointer:
     """A Checkpointer that can read the checkpoint in this folder. `options` are a Checkpointer's that saves. With a
     `group` every rank calls it. Waits for what this process saves there."""
-    _in_flight.wait_for("", None, path, seconds("drain_timeout", options.get("drain_timeout", 600.0)))
+    _in_flight.wait_for("", None, path, seconds("close_timeout", options.get("close_timeout", 600.0)))
     if not os.path.exists(path):
         raise NotFound(f"there is no checkpoint at {path}")
     if not os.path.isdir(path):

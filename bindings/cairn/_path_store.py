@@ -198,7 +198,7 @@ class PathStore:
             self._checkpointer._fence_held()
 
     def close(self, under_way: BaseException | None = None) -> None:
-        """Waits for saves (at most drain_timeout) and removals in flight, frees the pool, then calls `check`. With an
+        """Waits for saves (at most close_timeout) and removals in flight, frees the pool, then calls `check`. With an
         exception `under_way`, which counts more, it logs what it would raise."""
         try:
             with self._calls:
@@ -246,7 +246,7 @@ class PathStore:
         self._checkpointer = self._worker = None
         if checkpointer is not None:
             try:
-                checkpointer.drain(self._options.get("drain_timeout", 600.0))
+                checkpointer.drain(self._options.get("close_timeout", 600.0))
             except DeadlineExceeded:
                 self._abandon(checkpointer)
             except Error:

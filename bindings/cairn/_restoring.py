@@ -35,7 +35,7 @@ class Restoring(Engine):
 
         Names, shapes and dtypes are checked before the first byte is written, and every byte is verified. Tensors are
         filled in place; tensors that an object with load_state_dict lacks are created. Returns the tree with the
-        checkpoint's plain values. Waits first, up to drain_timeout, for the saves of this process that it would read:
+        checkpoint's plain values. Waits first, up to close_timeout, for the saves of this process that it would read:
         those of `step`, or all that were started under this root. DeadlineExceeded names one that takes longer. If one
         fails, what was committed before is read; its error stays with its Save. Raises NotFound only if there is no such checkpoint (retention does not remove the
         newest while it is read); Corrupt if it is damaged or cannot be read from the disk; InvalidArgument, with both

@@ -53,9 +53,10 @@ class Stopping:
         `notice` is called on a thread of its own, again `every` so many seconds. It returns whether to stop (or, as
         text, why), and may block: a cloud's metadata server can be asked here. If it raises, that is logged once.
 
-        `grace` is how many seconds after the first signal or notice the process may last. From then on `save`, `close`
-        and the end of `with` wait no longer than is left of it; then they raise DeadlineExceeded, and the newest
-        durable checkpoint is the one to resume from. Choose it shorter than what the scheduler gives.
+        `grace` is how many seconds after the first signal or notice the process may last. From then on no wait of
+        Cairn's lasts longer than is left of it, also one under way: `save`, `fence` and so the steps of protected
+        optimizers, `close` and the end of `with`. Then they raise DeadlineExceeded, and the newest durable checkpoint
+        is the one to resume from. Choose it shorter than what the scheduler gives.
 
         Raises InvalidArgument for what is no signal, or a signal that no handler can catch; FailedPrecondition if it is
         called again or, with signals, on another thread.
@@ -67,7 +68,8 @@ class Stopping:
                 "stop_on: expected a callable notice, every > 0 s and grace >= 0 s, found "
                 f"{notice!r}, {every!r} and {grace!r}"
             )
-        self._stop = stop = Stop([_number(one) for one in signals], notice, every, grace, self._ranks)
+        end_waits = self._core.end_waits_in  # Not self, which would then be freed late.
+        self._stop = stop = Stop([_number(one) for one in signals], notice, every, grace, self._ranks, end_waits)
         weakref.finalize(self, stop.end).atexit = False
 
     def stop_requested(self) -> bool:
@@ -106,12 +108,19 @@ class Stop:
     """Collects the reasons to stop; knows the time that is left."""
 
     def __init__(
-        self, signals: list[int], notice: Callable[[], Any] | None, every: float, grace: float | None, ranks: Ranks
+        self,
+        signals: list[int],
+        notice: Callable[[], Any] | None,
+        every: float,
+        grace: float | None,
+        ranks: Ranks,
+        end_waits: Callable[[float], None],
     ) -> None:
         self.reason: str | None = None  # Set once requested() has returned True.
         self._heard: str | None = None
         self._since = 0.0
         self._grace = grace
+        self._end_waits = end_waits
         self._ended = threading.Event()
         self._agreement: Agreement | None = ranks.make_stopping()
         try:
@@ -152,6 +161,8 @@ class Stop:
         if self._heard is None:
             self._since = time.monotonic()
             self._heard = reason
+            if self._grace is not None:
+                self._end_waits(self._grace)
 
     def _watch(self, notice: Callable[[], Any], every: float) -> None:
         failed = False

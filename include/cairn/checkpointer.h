@@ -186,8 +186,8 @@ class Checkpointer {
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options);
   /// The same with the parts given: devices, queue. For experiments and tests.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options, Wiring wiring);
-  /// Waits for saves in flight until Options::drain_timeout, then abandons them (see Drain for their failures). Waits
-  /// for the kernel's outstanding requests until Options::close_timeout.
+  /// Waits for saves in flight, then abandons them (see Drain for their failures): all of it within
+  /// Options::close_timeout. Once the disk hangs it waits for nothing.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;

@@ -88,11 +88,16 @@ struct Options {
   /// How long Save blocks the caller before it fails with DeadlineExceeded. It blocks at the limit of saves in flight
   /// (WhenFull::kWait), and while an old checkpoint of the same step is being removed.
   std::chrono::nanoseconds full_timeout = std::chrono::hours(1);
-  /// How long the destructor waits for saves in flight. After that it abandons them, and they are reported as failed.
-  std::chrono::nanoseconds drain_timeout = std::chrono::minutes(10);
-  /// How long the destructor then waits for the kernel and the devices to finish their requests. If a disk hangs
-  /// longer, the requests stay behind until the process ends, with the threads, the pool and the lock that they use.
-  std::chrono::nanoseconds close_timeout = std::chrono::minutes(1);
+  /// When the disk has not answered an operation for so long, it counts as hung. The saves that wait for it then fail,
+  /// on all ranks, and further ones fail at once, until it answers; one whose rename was under way ends UnknownOutcome.
+  /// Fences return once the device's copies have ended, so training goes on. An event has named the operation after a
+  /// second, and again with growing pauses. Shorter than what gives the job up for hung (NCCL's watchdog: 10 minutes),
+  /// longer than any one operation: a write of chunk_bytes, an fsync. What removes files does not count. 0: never.
+  std::chrono::nanoseconds stall_timeout = std::chrono::minutes(2);
+  /// How long the destructor may take. It waits for saves in flight; for the last quarter of the time, at most 5 s, it
+  /// abandons them, which are reported as failed, and waits for the kernel and the devices to finish their requests. If
+  /// these do not, they stay behind until the process ends, with the threads, the pool and the lock that they use.
+  std::chrono::nanoseconds close_timeout = std::chrono::minutes(10);
   /// The ranks that write each checkpoint together, this one included. Null: this process alone. All ranks open the
   /// same root, and make the same calls of Save, with the same steps. Rank 0 decides what becomes of each save.
   std::shared_ptr<Group> group = nullptr;

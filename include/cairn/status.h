@@ -35,6 +35,7 @@ enum class StatusDetail : std::uint8_t {
   kRanksMissing = 2,       ///< DeadlineExceeded: other ranks did not answer for a prepared save within group_timeout.
   kOpenInThisProcess = 3,  ///< FailedPrecondition: this process has the root open for writing.
   kOpenElsewhere = 4,      ///< FailedPrecondition: another process has the root open for writing.
+  kDiskHangs = 5,          ///< DeadlineExceeded: the disk has not answered within stall_timeout. It may answer later.
 };
 
 /// The code's name as messages print it, "NotFound" for kNotFound.

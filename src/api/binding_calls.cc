@@ -26,6 +26,11 @@ Status BindingCalls::WaitIdle(const Checkpointer& checkpointer, Deadline deadlin
 
 Status BindingCalls::UnheardFailure(Checkpointer& checkpointer) { return checkpointer.impl_->TakeUnheardFailure(); }
 
+void BindingCalls::CloseBy(Checkpointer& checkpointer, Deadline abandons, Deadline ends) {
+  checkpointer.impl_->abandon_by = abandons.when();
+  checkpointer.impl_->close_by = ends.when();
+}
+
 void BindingCalls::EndPauses(Checkpointer& checkpointer) { checkpointer.impl_->EndPauses(); }
 
 Result<Chosen> BindingCalls::Choose(const Checkpointer& checkpointer, const Selector& selector,

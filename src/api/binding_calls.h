@@ -27,6 +27,11 @@ struct BindingCalls {
   /// The two halves of Drain.
   [[nodiscard]] static Status WaitIdle(const Checkpointer& checkpointer, Deadline deadline = Deadline::Infinite());
   [[nodiscard]] static Status UnheardFailure(Checkpointer& checkpointer);
+  /// How much of the time for closing is for what is abandoned: a quarter, at most this.
+  static constexpr std::chrono::seconds kAbandoning{5};
+  /// The destructor abandons saves in flight at the first of these moments and ends by the second, where close_timeout
+  /// does not say earlier ones.
+  static void CloseBy(Checkpointer& checkpointer, Deadline abandons, Deadline ends);
   /// Ends all pauses: for a program that only waits for its saves now.
   static void EndPauses(Checkpointer& checkpointer);
 

@@ -68,6 +68,9 @@ class Checkpointer::Impl {
   std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
   std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
   std::optional<ReplicaAssigner> sharing CAIRN_GUARDED_BY(save_mutex);  // This rank's; made by the first save.
+  // See BindingCalls::CloseBy.
+  std::atomic<Deadline::Clock::time_point> abandon_by = Deadline::Infinite().when();
+  std::atomic<Deadline::Clock::time_point> close_by = Deadline::Infinite().when();
   Mutex restored_mutex;
   std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
   Mutex device_mutex;

@@ -74,8 +74,7 @@ Status Checkpointer::Drain(Deadline deadline) {
 Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   if (engine == nullptr || engine->WaitIdle(deadline)) return Status::Ok();
-  const std::size_t left = engine->InFlight().size();
-  return Error(StatusCode::kDeadlineExceeded, "{} {} still in flight", left, left == 1 ? "save is" : "saves are");
+  return Error(StatusCode::kDeadlineExceeded, "still in flight: {}", engine->Busy());
 }
 
 Status Checkpointer::Impl::TakeUnheardFailure() {

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include "api/binding_calls.h"
 #include "api/checkpointer_impl.h"
 #include "api/resolve_options.h"
 #include "api/shared_root.h"
@@ -10,7 +12,6 @@
 #include "store/list.h"
 
 namespace cairn {
-
 Status Checkpointer::Impl::CheckProcess() const {
   if (::getpid() == process) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "this is a forked child: the Checkpointer of {} is its parent's",
@@ -126,9 +127,13 @@ Checkpointer::~Checkpointer() {
   }
   if (impl_->engine == nullptr) return;
   impl_->EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
-  static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_timeout)));
+  const auto now = Deadline::Clock::now();
+  const auto end = std::min(Deadline::In(impl_->options.close_timeout).when(), impl_->close_by.load());
+  const auto abandons = std::min(end - std::min<std::chrono::nanoseconds>((end - now) / 4, BindingCalls::kAbandoning),
+                                 impl_->abandon_by.load());
+  static_cast<void>(impl_->engine->WaitIdle(Deadline::At(abandons)));
   // Leaked if the engine does not stop: its thread, the kernel and the devices go on using it.
-  if (!impl_->engine->Stop(Deadline::In(impl_->options.close_timeout))) static_cast<void>(impl_.release());
+  if (!impl_->engine->Stop(Deadline::At(end))) static_cast<void>(impl_.release());
 }
 
 }  // namespace cairn

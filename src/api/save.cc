@@ -57,7 +57,8 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   FitPool(share->table->bytes(), Severity::kWarning);
   Result<SavePlan> plan = Admit(step, save_options.if_exists);
   const auto stall = SaveTask::Clock::now() - waiting;
-  if (plan.status().code() == StatusCode::kCancelled) {
+  // Not an error of this call: training goes on, and its saves do once the disk answers.
+  if (plan.status().code() == StatusCode::kCancelled || plan.status().detail() == StatusDetail::kDiskHangs) {
     return SaveHandle(SubmitFailed(step, sequence, begun, plan.status()));
   }
   if (!plan.ok()) return refuse(plan.status());
@@ -97,6 +98,9 @@ Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>
 Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exists) {
   const Deadline deadline = Deadline::In(options.full_timeout);
   CAIRN_RETURN_IF_ERROR(ApplyWhenFull(step, deadline));
+  if (const Status hangs = engine->DiskHangs(); !hangs.ok()) {
+    return Error(hangs.code(), hangs.detail(), "step {}: not begun: {}", step, hangs.message());
+  }
   if (ledger != nullptr) return ledger->Admit(step, if_exists, deadline);
   MutexLock lock(restored_mutex);
   return SavePlan{.step = step, .parent = restored};

@@ -64,7 +64,7 @@ class MessageReader final : public JsonEvents {
       return false;
     }
     std::uint64_t detail = 0;
-    if (Has("detail") && (!Take("detail", detail) || detail > static_cast<unsigned>(StatusDetail::kOpenElsewhere))) {
+    if (Has("detail") && (!Take("detail", detail) || detail > static_cast<unsigned>(StatusDetail::kDiskHangs))) {
       return false;
     }
     to = Status(static_cast<StatusCode>(code), std::move(message), static_cast<StatusDetail>(detail));

@@ -19,7 +19,7 @@
 #include "engine/inbox.h"
 #include "engine/ledger.h"
 #include "engine/staging.h"
-#include "io/io_queue.h"
+#include "io/watched_queue.h"
 #include "store/spare.h"
 #include "store/writer.h"
 
@@ -51,7 +51,7 @@ struct EngineContext {
   EngineParts parts;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
   std::shared_ptr<CopyPauses> pauses = std::make_shared<CopyPauses>(inbox);
-  std::unique_ptr<IoQueue> queue;
+  std::unique_ptr<WatchedQueue> queue;
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.

@@ -265,11 +265,21 @@ void Coordination::CommitIfPrepared() {
 }
 
 void Coordination::AnnounceOutcome(const Status& outcome) {
+  if (stage_ == Stage::kQuiet) return;  // Announced as unknown, because the disk hung.
   if (!alone()) group().Announce(Key("outcome"), EncodeOutcome(outcome));
   if (!stage_.MoveTo(Stage::kQuiet)) return;
 }
 
 // The other ranks.
+
+bool Coordination::OnDiskHangs(const Status& why) {
+  if (coordinator() || !prepared()) return false;
+  if (stage_ != Stage::kLooking) return true;
+  StopWaiting();
+  callbacks_.ended(Error(StatusCode::kUnknownOutcome, why.detail(),
+                         "step {}: no outcome from the coordinator in time, and {}", plan_.step, why.message()));
+  return true;
+}
 
 void Coordination::AwaitAttempt() {
   if (!stage_.MoveTo(Stage::kNaming)) return;

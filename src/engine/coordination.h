@@ -121,6 +121,9 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   /// The checkpointer closes: stops waiting for other ranks. Reads from the disk whether they have committed. On the
   /// coordinator the save fails, because nobody else commits it.
   void Close(const Status& why);
+  /// The disk hangs. On a rank that is prepared or reads the outcome from the disk, true: the save ends with the
+  /// outcome that the coordinator announces, or unknown. Otherwise false: the save may fail.
+  [[nodiscard]] bool OnDiskHangs(const Status& why);
   /// Ends all callbacks.
   void Detach();
 

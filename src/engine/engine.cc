@@ -1,10 +1,11 @@
 #include "engine/engine.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
-#include "base/human.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "store/list.h"
@@ -96,7 +97,7 @@ bool Engine::Stop(Deadline deadline) {
   std::vector<std::shared_ptr<SaveTask>> left;
   {
     MutexLock lock(mutex_);
-    while (!ended_ && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+    while (!ended_ && !deadline.passed() && disk_hangs_.ok() && !removal_hangs_) changed_.WaitUntil(mutex_, deadline);
     if (ended_) return true;
     left = tasks_;
   }
@@ -105,12 +106,12 @@ bool Engine::Stop(Deadline deadline) {
 }
 
 void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
+  const std::string busy = Busy();
   for (const std::shared_ptr<SaveTask>& task : tasks) {
     const bool commits = task->stats().phase == SavePhase::kCommitting;
     const Status status =
         Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
-              "step {}: the disk did not respond within the {} that closing waits for it", task->plan().step,
-              HumanSeconds(std::chrono::duration<double>(context_.parts.options.close_timeout).count()));
+              "step {}: the disk did not respond while the checkpointer was closed", task->plan().step);
     {
       MutexLock lock(mutex_);
       failures_.Add(task, status);
@@ -118,9 +119,9 @@ void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
     task->Finish(status);
   }
   context_.Notify({.severity = Severity::kWarning,
-                   .message = fmt::format("{} does not respond: {} saves, the pool and the root's lock "
-                                          "remain until the process exits",
-                                          context_.parts.root, tasks.size())});
+                   .message = fmt::format("{} does not respond: {}, the pool and the root's lock remain until the "
+                                          "process exits",
+                                          context_.parts.root, busy)});
   context_.Silence();  // The callback must not be called after the checkpointer is gone.
 }
 
@@ -128,7 +129,8 @@ void Engine::Run(const std::function<void(Status)>& started) {
   RequestShortSlices();
   Result<std::unique_ptr<IoQueue>> queue = context_.parts.queue();
   if (!queue.ok()) return started(queue.status());
-  context_.queue = *std::move(queue);
+  context_.queue = std::make_unique<WatchedQueue>(*std::move(queue));
+  watch_.emplace(context_.parts.options.stall_timeout);
   context_.inbox->Attach(context_.queue.get());
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
   for (const auto& device : context_.parts.devices) device->WakeOnRoom(context_.on_room);
@@ -149,22 +151,40 @@ void Engine::Loop() {
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // Touch the pool's pages only while idle; a save touches the pages that it uses. The pool may have grown.
     const bool touches_on = context_.parts.touch_pool && jobs_.empty() && context_.parts.pool->TouchNext();
-    Deadline wake = touches_on         ? Deadline::In({})
-                    : waits_for_device ? Deadline::In(kHealthInterval)
-                                       : Deadline::Infinite();
-    for (const auto& job : jobs_) {
-      if (job->wakes_at().when() < wake.when()) wake = job->wakes_at();
-    }
-    if (copies_paused_) wake = Deadline::At(std::min(wake.when(), context_.pauses->until()));
     // Fails only in a forked child, where this thread does not exist.
-    static_cast<void>(context_.queue->RunOnce(wake));
+    static_cast<void>(context_.queue->RunOnce(touches_on ? Deadline::In({}) : WakesAt(waits_for_device)));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
+    WatchDisk();
     if (waits_for_device && SaveTask::Clock::now() - checked >= kHealthInterval) {
       checked = SaveTask::Clock::now();
       CheckDevices();
     }
     Advance();
     RemoveEndedJobs();
+  }
+}
+
+Deadline Engine::WakesAt(bool waits_for_device) {
+  auto wake = watch_->WakesAt(*context_.queue).when();
+  if (waits_for_device) wake = std::min(wake, Deadline::In(kHealthInterval).when());
+  for (const auto& job : jobs_) wake = std::min(wake, job->wakes_at().when());
+  if (copies_paused_) wake = std::min(wake, context_.pauses->until());
+  return Deadline::At(wake);
+}
+
+void Engine::WatchDisk() {
+  std::vector<Event> events;
+  if (watch_->Look(*context_.queue, events)) {
+    MutexLock lock(mutex_);
+    slow_ = watch_->slow();
+    disk_hangs_ = watch_->hangs();
+    removal_hangs_ = !watch_->removal_hangs().ok();
+    changed_.NotifyAll();
+  }
+  for (const Event& event : events) context_.Notify(event);
+  if (watch_->hangs().ok() && watch_->removal_hangs().ok()) return;
+  for (const auto& job : jobs_) {
+    watch_->hangs().ok() ? job->OnRemovalHangs(watch_->removal_hangs()) : job->OnDiskHangs(watch_->hangs());
   }
 }
 
@@ -178,7 +198,8 @@ void Engine::Advance() {
     }
     return nullptr;
   };
-  if (writer_that(&ShardWriter::begins) == nullptr) {
+  const bool frees_space = std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->frees_space(); });
+  if (writer_that(&ShardWriter::begins) == nullptr && !frees_space) {
     if (ShardWriter* next = writer_that(&ShardWriter::may_begin)) next->Begin();
   }
   copies_paused_ = CopiesPaused();
@@ -219,28 +240,37 @@ void Engine::RemoveEndedJobs() {
   bool ended = false;
   bool retires = false;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
+    const std::shared_ptr<SaveTask>& task = (*job)->task();
+    const Status& status = (*job)->outcome();
+    const bool was_behind = (*job)->told();
+    const bool is_behind = (*job)->settled() && !(*job)->ended();
+    if ((*job)->settled() && !was_behind) {
+      const SaveStats stats = task->stats();
+      retires = retires || status.ok();
+      {
+        MutexLock lock(mutex_);
+        std::erase(tasks_, task);
+        ++(status.ok() ? durable_ : failed_);
+        bytes_written_ += stats.bytes_written;
+        recycled_ += stats.recycled ? 1 : 0;
+        if (!status.ok() && status.code() != StatusCode::kCancelled) failures_.Add(task, status);
+        // Set before the slot is free: whoever waits for idle also waits for what this save retires or leaves.
+        removing_ = removing_ || status.ok();
+        behind_ += is_behind ? 1 : 0;
+      }
+      // Notify waiters last, so that they see the slot free and the failures up to date.
+      (*job)->NotifyWaiters();
+    } else if (was_behind && !is_behind) {
+      MutexLock lock(mutex_);
+      --behind_;
+    }
     if (!(*job)->ended()) {
       ++job;
       continue;
     }
-    const std::shared_ptr<SaveTask>& task = (*job)->task();
-    const Status& status = (*job)->outcome();
-    const SaveStats stats = task->stats();
-    retires = retires || status.ok();
     ended = true;
+    // Only now can a listing tell what has become of it.
     relist_due_ = relist_due_ || (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome);
-    {
-      MutexLock lock(mutex_);
-      std::erase(tasks_, task);
-      ++(status.ok() ? durable_ : failed_);
-      bytes_written_ += stats.bytes_written;
-      recycled_ += stats.recycled ? 1 : 0;
-      if (!status.ok() && status.code() != StatusCode::kCancelled) failures_.Add(task, status);
-      // Set before the slot is free: whoever waits for idle also waits for what this save retires.
-      removing_ = removing_ || status.ok();
-    }
-    // Notify waiters last, so that they see the slot free and the failures up to date.
-    (*job)->NotifyWaiters();
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
@@ -398,11 +428,31 @@ bool Engine::WaitForPlace(int places, Deadline deadline) const {
 
 bool Engine::WaitIdle(Deadline deadline) const {
   MutexLock lock(mutex_);
-  while (!tasks_.empty() || removing_) {
+  while (!tasks_.empty() || WaitsForRemovals()) {
     if (deadline.passed()) return false;
     changed_.WaitUntil(mutex_, deadline);
   }
   return true;
+}
+
+Status Engine::DiskHangs() const {
+  MutexLock lock(mutex_);
+  return disk_hangs_;
+}
+
+std::string Engine::Busy() const {
+  MutexLock lock(mutex_);
+  std::vector<std::string> parts;
+  if (!tasks_.empty()) {
+    std::vector<std::uint64_t> steps;
+    for (const auto& task : tasks_) steps.push_back(task->plan().step);
+    parts.push_back(fmt::format("{} {} ({} {})", steps.size(), steps.size() == 1 ? "save" : "saves",
+                                steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", ")));
+  }
+  if (behind_ != 0) parts.push_back(fmt::format("what {} failed {} left", behind_, behind_ == 1 ? "save" : "saves"));
+  if (removing_) parts.emplace_back("removals of older checkpoints");
+  if (!slow_.empty()) parts.push_back(slow_);
+  return fmt::format("{}", fmt::join(parts, ", "));
 }
 
 Status Engine::NewestFailure() const {

@@ -4,11 +4,14 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/mutex.h"
 #include "engine/context.h"
+#include "engine/disk_watch.h"
 #include "engine/failures.h"
 #include "engine/save_job.h"
 #include "engine/save_task.h"
@@ -31,8 +34,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Abandons saves in flight and waits for pending kernel and device work. False at the deadline: waiters of saves are
-  /// notified, and neither the engine nor what it uses may be destroyed.
+  /// Abandons saves in flight and waits for pending kernel and device work. False at the deadline, or once the disk
+  /// hangs: waiters of saves are notified, and neither the engine nor what it uses may be destroyed.
   [[nodiscard]] bool Stop(Deadline deadline) CAIRN_EXCLUDES(mutex_);
 
   /// Takes a save. `given_up` as in SaveJob::Start. Saves run in the order of calls.
@@ -42,11 +45,15 @@ class Engine {
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }
   [[nodiscard]] const std::shared_ptr<CopyPauses>& pauses() const { return context_.pauses; }
 
+  /// Why saves are refused: the disk hangs. Else Ok.
+  [[nodiscard]] Status DiskHangs() const CAIRN_EXCLUDES(mutex_);
+  /// What WaitIdle waits for, in words: "2 saves (steps 3, 4)". With the operation that the disk does not answer.
+  [[nodiscard]] std::string Busy() const CAIRN_EXCLUDES(mutex_);
   /// Saves that have not ended, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<SaveTask>> InFlight() const CAIRN_EXCLUDES(mutex_);
   /// Waits until fewer than `places` saves are in flight. False at the deadline.
   [[nodiscard]] bool WaitForPlace(int places, Deadline deadline) const CAIRN_EXCLUDES(mutex_);
-  /// Waits until no save, sweep or removal by retention is in progress. False at the deadline.
+  /// Waits until no save, sweep or removal is in progress; for removals not once the disk hangs. False at the deadline.
   [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
   /// See Failures.
   [[nodiscard]] Status NewestFailure() const CAIRN_EXCLUDES(mutex_);
@@ -60,7 +67,13 @@ class Engine {
   void Run(const std::function<void(Status)>& started);
   void AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
   void Loop();
+  [[nodiscard]] Deadline WakesAt(bool waits_for_device);
   void Advance();
+  void WatchDisk() CAIRN_EXCLUDES(mutex_);
+  /// Not for one that hangs.
+  [[nodiscard]] bool WaitsForRemovals() const CAIRN_REQUIRES(mutex_) {
+    return (removing_ || behind_ != 0) && disk_hangs_.ok() && !removal_hangs_;
+  }
   [[nodiscard]] bool CopiesPaused() const;
   void CheckDevices();
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
@@ -81,6 +94,7 @@ class Engine {
   EngineContext context_;
   std::deque<std::shared_ptr<SaveJob>> jobs_;
   std::deque<std::uint64_t> removals_;
+  std::optional<DiskWatch> watch_;
   /// What the last Advance found; its sleep must end when the pauses do, also if that was a moment later.
   bool copies_paused_ = false;
   bool relist_due_ = false;
@@ -94,6 +108,12 @@ class Engine {
   std::vector<std::shared_ptr<SaveTask>> tasks_ CAIRN_GUARDED_BY(mutex_);
   // Also while sweeping.
   bool removing_ CAIRN_GUARDED_BY(mutex_) = false;
+  // Saves whose waiters have been told, but of which operations, or the removal of the attempt, are in flight.
+  std::size_t behind_ CAIRN_GUARDED_BY(mutex_) = 0;
+  Status disk_hangs_ CAIRN_GUARDED_BY(mutex_);
+  bool removal_hangs_ CAIRN_GUARDED_BY(mutex_) = false;
+  // The operation that the disk does not answer.
+  std::string slow_ CAIRN_GUARDED_BY(mutex_);
   // The thread has ended.
   bool ended_ CAIRN_GUARDED_BY(mutex_) = false;
   Failures failures_ CAIRN_GUARDED_BY(mutex_);

@@ -5,6 +5,12 @@
 #include "base/status_macros.h"
 
 namespace cairn {
+namespace {
+
+// How long a failure waits for the removal of its attempt before it is told.
+constexpr std::chrono::seconds kRemovalPatience{1};
+
+}  // namespace
 
 // The parts call back on this thread, and only while this job holds them.
 
@@ -80,12 +86,19 @@ void SaveJob::MakeHeaderIfNamed() {
 
 Deadline SaveJob::wakes_at() const {
   const std::optional<Deadline> release_by = running() ? writer_->release_by() : std::nullopt;
-  const Deadline of_ranks = coordination_->wakes_at();
-  return release_by && release_by->when() < of_ranks.when() ? *release_by : of_ranks;
+  Deadline wake = coordination_->wakes_at();
+  if (release_by && release_by->when() < wake.when()) wake = *release_by;
+  if (!settled_ && settle_by_.when() < wake.when()) wake = settle_by_;
+  return wake;
 }
 
 void SaveJob::PollRequests() {
   coordination_->OnTime();
+  if (!settled_ && settle_by_.passed()) {
+    settle_by_ = Deadline::Infinite();
+    tells_failure_ = true;
+    return SettleFailure();
+  }
   if (!running() || writer_->sealing()) return;
   if (const std::optional<Status> why = task_->cancelled()) return Fail(*why);
   const std::optional<Deadline> release_by = writer_->release_by();
@@ -113,6 +126,7 @@ void SaveJob::OnSealed() {
 }
 
 void SaveJob::OnCommitted(Status status) {
+  if (settled_) return End(std::move(status));
   coordination_->AnnounceOutcome(status);
   if (status.ok() || status.code() == StatusCode::kUnknownOutcome) return End(std::move(status));
   Fail(std::move(status));
@@ -140,6 +154,7 @@ void SaveJob::Fail(Status status) {
   if (!running()) return AbandonIfIdle();
   if (!stage_.MoveTo(Stage::kFailing)) return;
   failure_ = std::move(status);
+  settle_by_ = Deadline::In(kRemovalPatience);
   coordination_->FailLocally(failure_);
   writer_->Stop();
   if (capture_ != nullptr) capture_->Stop();
@@ -154,6 +169,7 @@ void SaveJob::OnBug(Status bug) {
 void SaveJob::AbandonIfIdle() {
   if (stage_ != Stage::kFailing || (capture_ != nullptr && !capture_->idle())) return;
   task_->ReleaseTensors(failure_);
+  if (tells_failure_) SettleFailure();
   if (laying_out_ || !writer_->idle()) return;
   if (coordination_->idle() || closing_) Abandon();
 }
@@ -171,9 +187,44 @@ void SaveJob::Abandon() {
   });
 }
 
-void SaveJob::End(Status status) {
-  if (!stage_.MoveTo(Stage::kEnded)) return;
-  if (capture_ != nullptr) capture_->ReleaseStaging();
+void SaveJob::OnDiskHangs(const Status& hangs) {
+  if (settled_) return;
+  if (!running()) {
+    tells_failure_ = true;
+    return SettleFailure();
+  }
+  if (writer_->durable()) return OnRemovalHangs(hangs);
+  if (coordination_->OnDiskHangs(hangs)) return;
+  const std::uint64_t step = task_->plan().step;
+  Status why = Error(hangs.code(), hangs.detail(), "step {}: {}", step, hangs.message());
+  if (writer_->GiveUp(why)) {
+    tells_failure_ = true;
+    return Fail(std::move(why));
+  }
+  why =
+      Error(StatusCode::kUnknownOutcome, hangs.detail(), "step {} may be committed or not: {}", step, hangs.message());
+  coordination_->AnnounceOutcome(why);
+  Settle(std::move(why));
+}
+
+void SaveJob::OnRemovalHangs(const Status& hangs) {
+  if (settled_ || !running()) return;
+  if (writer_->durable()) {
+    coordination_->AnnounceOutcome(Status::Ok());
+    return Settle(Status::Ok());
+  }
+  // It waits for the sweep.
+  if (context_.scanning && coordination_->folder() == nullptr) OnDiskHangs(hangs);
+}
+
+void SaveJob::SettleFailure() {
+  if (settled_ || running() || laying_out_ || (capture_ != nullptr && !capture_->idle())) return;
+  task_->ReleaseTensors(failure_);
+  Settle(failure_);
+}
+
+void SaveJob::Settle(Status status) {
+  settled_ = true;
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
     if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid());
@@ -195,6 +246,12 @@ void SaveJob::End(Status status) {
   context_.parts.trace->Span("saves", status.ok() ? "durable" : "failed", task_->begun(), now, plan.step,
                              task_->stats().bytes);
   outcome_ = std::move(status);
+}
+
+void SaveJob::End(Status status) {
+  if (!stage_.MoveTo(Stage::kEnded)) return;
+  if (capture_ != nullptr) capture_->ReleaseStaging();
+  if (!settled_) Settle(std::move(status));
   // Handles may live long; free what they do not need.
   capture_.reset();
   writer_.reset();

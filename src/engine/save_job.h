@@ -25,6 +25,9 @@ enum class JobStage : std::uint8_t {
 
 /// One save on the engine's thread, from accepted to durable or failed: its capture, its shard writer and the ranks'
 /// agreement, each with its own lifecycle.
+///
+/// A save that fails is settled, and its waiters are told, once its attempt is removed, so that the space is free
+/// again; but after a second in any case, and at once if the disk hangs. The rest then ends behind it.
 class SaveJob : public std::enable_shared_from_this<SaveJob> {
  public:
   SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task);
@@ -53,14 +56,27 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   }
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
   void OnDeviceLost(const Device& device, const Status& status);
+  /// Nothing of it is in flight any more.
   [[nodiscard]] bool ended() const { return stage_ == JobStage::kEnded; }
+  /// Its outcome is decided, though operations or the removal of its attempt may still be in flight.
+  [[nodiscard]] bool settled() const { return settled_; }
   [[nodiscard]] const Status& outcome() const { return outcome_; }
-  /// Notifies the waiters. Call it after the end, when everything that reports it is up to date.
-  void NotifyWaiters() const { task_->Finish(outcome_); }
+  /// Notifies the waiters, once it is settled and everything that reports it is up to date.
+  void NotifyWaiters() {
+    told_ = true;
+    task_->Finish(outcome_);
+  }
+  [[nodiscard]] bool told() const { return told_; }
+  /// Its attempt is being removed, and a save that needs the space should wait for that: not for long.
+  [[nodiscard]] bool frees_space() const { return stage_ == JobStage::kAbandoning && !settled_; }
   [[nodiscard]] const std::shared_ptr<SaveTask>& task() const { return task_; }
   /// Fails it when the checkpointer closes, unless its commit has begun. Stops waiting for other ranks, and reads from
   /// the disk whether they have committed.
   void Close();
+  /// The disk hangs: settles it at once, unless only other ranks know its outcome.
+  void OnDiskHangs(const Status& hangs);
+  /// What removes files hangs: settles it if that is what it waits for.
+  void OnRemovalHangs(const Status& hangs);
   /// Handles SaveHandle::Cancel and Release, and deadlines for a release and for messages of other ranks.
   void PollRequests();
   /// When PollRequests must be called.
@@ -84,6 +100,9 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void Fail(Status status);
   void AbandonIfIdle();
   void Abandon();
+  /// Tells a failure if nothing reads the tensors any more.
+  void SettleFailure();
+  void Settle(Status status);
   void End(Status status);
   void OnBug(Status bug);
 
@@ -97,6 +116,12 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   // A worker is reading the snapshot.
   bool laying_out_ = false;
   bool closing_ = false;
+  bool settled_ = false;
+  bool told_ = false;
+  // A failure is told as soon as nothing reads the tensors any more.
+  bool tells_failure_ = false;
+  // When a failure is told, though its attempt is not removed yet.
+  Deadline settle_by_ = Deadline::Infinite();
   Status failure_;
   Status outcome_;
 };

@@ -152,7 +152,10 @@ void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::str
                    Later(&ShardWriter::OnCommitted));
 }
 
-void ShardWriter::OnCommitted(Status status) { callbacks_.committed(std::move(status)); }
+void ShardWriter::OnCommitted(Status status) {
+  // It was given up before the rename.
+  stage_ == Stage::kStopped ? callbacks_.quiet() : callbacks_.committed(std::move(status));
+}
 
 void ShardWriter::Stop() {
   if (!stage_.MoveTo(Stage::kStopped)) return;

@@ -95,6 +95,11 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void Hurry() {
     if (attempt_ != nullptr) attempt_->Hurry();
   }
+  /// Nothing is written or committed any more, though the disk answers later. False if its commit's rename has been
+  /// submitted.
+  [[nodiscard]] bool GiveUp(const Status& why) { return attempt_ == nullptr || attempt_->GiveUp(why); }
+  /// Committed; what it replaced is being removed.
+  [[nodiscard]] bool durable() const { return attempt_ != nullptr && attempt_->durable(); }
   /// Drops chunks that are not being written.
   void Stop();
   /// Nothing is in flight.

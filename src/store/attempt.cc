@@ -47,6 +47,8 @@
 //    folder that it has open knows that the save has failed; one that comes too late looks for step-N again. The
 //    coordinator gives up a failed attempt in the same way, with everything that the others have written into it,
 //    without waiting for them.
+//    A save that the disk has not answered for stall_timeout is given up: not once the rename is submitted, whose
+//    outcome is unknown until the disk answers, and right before it the commit looks whether it was given up.
 // 6. Retire (remove.cc). Only now is the save durable, and only now may older checkpoints go. Rename step-N to
 //    `.retired-<uuid>` and fsync the root. Until that returns, nothing in the folder is touched, because a power cut
 //    could bring the name back. What step-N replaced is retired before it, if it still exists, so that no opening
@@ -70,7 +72,6 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "store/commit.h"
 #include "store/locks.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -163,6 +164,13 @@ void Attempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace
   if (refusal.ok()) refusal = CheckRange(0, header);
   if (refusal.ok()) refusal = CheckManifest(manifest);
   Run(std::move(refusal), CommitTask(manifest, {}, replace, header), Stage::kCommitted, std::move(done));
+}
+
+bool Attempt::GiveUp(const Status& why) {
+  if (gate_.passed) return false;
+  gate_.given_up = why;
+  if (status_.ok()) status_ = why;
+  return true;
 }
 
 void Attempt::Abandon(StatusDone done) {
@@ -339,6 +347,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
                        .readers = {.timeout = spec_.reader_timeout, .hurry = &hurry_},
                        .file_mode = spec_.file_mode,
                        .check_writer = spec_.check_writer,
+                       .gate = &gate_,
                        .room = &spare_.room()},
                       folder().fd(), in_place_);
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());

@@ -12,6 +12,7 @@
 #include "io/io_queue.h"
 #include "io/io_task.h"
 #include "store/attempt_folder.h"
+#include "store/commit.h"
 #include "store/spare.h"
 #include "store/writer.h"
 
@@ -67,6 +68,11 @@ class Attempt {
   void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done);
   /// A commit in progress waits for no reader any more.
   void Hurry() { hurry_ = true; }
+  /// Nothing more is written, and nothing is renamed into place any more; calls in flight end with `why`. False, and
+  /// without an effect, if the commit's rename has been submitted: then only the disk knows.
+  [[nodiscard]] bool GiveUp(const Status& why);
+  /// Committed, though the call may still be removing what it replaced.
+  [[nodiscard]] bool durable() const { return gate_.durable; }
   /// Closes and removes this rank's shard, and the attempt if its folder was made here. Best effort: the next sweep
   /// removes the rest.
   void Abandon(StatusDone done);
@@ -129,6 +135,7 @@ class Attempt {
   // The folder has, or may have, another name.
   bool in_place_ = false;
   bool hurry_ = false;
+  CommitGate gate_;
   std::uint64_t bytes_written_ = 0;
   UniqueFd shard_fd_;
   Spare spare_;

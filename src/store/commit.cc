@@ -197,6 +197,7 @@ IoTask<Status> FolderCommit::FsyncManifest() {
 IoTask<Status> FolderCommit::RenameIntoPlace() {
   const std::uint64_t step = spec_.manifest.step;
   CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(spec_.root, spec_.check_writer));
+  CAIRN_CO_RETURN_IF_ERROR(PassGate());
   IoResult renamed;
   if (old_ == Old::kThere) {
     renamed = co_await io::Rename(spec_.folder, target_, RenameMode::kExchange);
@@ -221,9 +222,16 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
   }
   in_place_ = true;
   IoResult durable = co_await io::Fsync(root_fd_, spec_.root.text());
+  if (spec_.gate != nullptr) spec_.gate->durable = durable.ok();
   if (durable.ok()) co_return Status::Ok();
   co_return Error(StatusCode::kUnknownOutcome, "step {} was renamed into place, but {}", step,
                   durable.status.message());
+}
+
+Status FolderCommit::PassGate() {
+  if (spec_.gate == nullptr) return Status::Ok();
+  spec_.gate->passed = spec_.gate->given_up.ok();
+  return spec_.gate->given_up;
 }
 
 // Until the next rename there is no step-N; an opening writer would put the old one back. The fsync comes before the

@@ -16,6 +16,16 @@
 
 namespace cairn {
 
+/// Whether a commit may still be given up: only until its rename is submitted. For the queue's thread.
+struct CommitGate {
+  /// Set before that, it ends the commit, which renames nothing.
+  Status given_up;
+  /// From now on the outcome is unknown until the disk answers.
+  bool passed = false;
+  /// Committed; what it replaced is being removed.
+  bool durable = false;
+};
+
 struct CommitSpec {
   PathAt root;
   /// The attempt's folder, in the root.
@@ -28,6 +38,8 @@ struct CommitSpec {
   unsigned file_mode = 0644;
   /// Called before the rename.
   WriterCheck check_writer = {};
+  /// Looked at right before the rename. Null: the commit is not given up.
+  CommitGate* gate = nullptr;
   /// Files to unlink if the disk is full.
   Room* room = nullptr;
 };
@@ -49,7 +61,8 @@ class FolderCommit {
   IoTask<Status> FsyncManifest();
   /// Renames the folder to step-N and fsyncs the root. An old step-N is exchanged for it; if the filesystem cannot
   /// exchange names, the old one is kept as `.replaced-N-<attempt>`. FailedPrecondition if another writer has taken
-  /// over or the attempt was given up; UnknownOutcome if only the fsync failed, or the rename's outcome is unknown.
+  /// over or the attempt was given up; what the gate says, if it is closed; UnknownOutcome if only the fsync failed, or
+  /// the rename's outcome is unknown.
   IoTask<Status> RenameIntoPlace();
   /// Removes the old checkpoint. Never fails: the next writer removes what is left.
   IoTask<Status> RemoveOld();
@@ -60,6 +73,8 @@ class FolderCommit {
   IoTask<Status> MoveOldAside();
   IoTask<Status> PutOldBack(Status why);
   IoTask<Status> ResolveFailedRename(IoResult renamed);
+  /// Passes the gate, or says why the commit was given up.
+  Status PassGate();
 
   CommitSpec spec_;
   const UniqueFd& folder_fd_;

@@ -143,12 +143,11 @@ TEST_F(Checksums, DelayTheCommitOfAReleasedSave) {
 }
 
 TEST_F(Checksums, AreWaitedForWhenClosing) {
-  Options options = SmallOptions(root());
-  options.drain_timeout = milliseconds(1);
-  Open(options);
+  Open(SmallOptions(root()));
   const SaveHandle save = Save(1);
   AwaitWrites();
 
+  AbandonAtOnce(*checkpointer_);
   std::thread closing([&] { checkpointer_.reset(); });
   Unblock();
   closing.join();

@@ -164,14 +164,13 @@ TEST_F(DeviceFault, NoticesALostDeviceWhileItSleeps) {
 }
 
 TEST_F(DeviceFault, ClosesWithSavesOnALostDevice) {
-  Options options = SmallOptions(root());
-  options.drain_timeout = std::chrono::seconds(0);
-  Open(options);
+  Open(SmallOptions(root()));
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
   const SaveHandle save = Start(1);
   ASSERT_TRUE(device_->AwaitCopies(3, Soon()));
   device_->BecomeSticky();
 
+  AbandonAtOnce(*checkpointer_);
   checkpointer_.reset();
 
   EXPECT_EQ(save.stats().phase, SavePhase::kFailed);

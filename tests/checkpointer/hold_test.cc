@@ -103,11 +103,10 @@ TEST_F(Hold, CancelWithAReasonIsAFailure) {
 }
 
 TEST_F(Hold, EndsWithTheCheckpointer) {
-  Options options = SmallOptions(root());
-  options.drain_timeout = milliseconds(1);
-  Open(options);
+  Open(SmallOptions(root()));
   const SaveHandle held = Save(1, minutes(10));
 
+  AbandonAtOnce(*checkpointer_);
   checkpointer_.reset();
 
   EXPECT_FALSE(held.WaitDurable(Soon()).ok());

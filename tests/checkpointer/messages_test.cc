@@ -233,12 +233,12 @@ TEST_F(RanksMessages, GivingUpAfterTheRenameFindsTheCommit) {
 TEST_F(RanksMessages, ClosingRankLeavesTheAttemptToTheCoordinator) {
   Options options = SmallOptions(root());
   options.group_timeout = kNever;
-  options.drain_timeout = std::chrono::nanoseconds(0);
   OpenAll(options);
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
   const std::vector<SaveHandle> saves = StartAll(1);
   ASSERT_TRUE(commit.WaitHeld(Soon()));
 
+  AbandonAtOnce(rank(1));
   ranks_[1].reset();
   commit.Release();
 

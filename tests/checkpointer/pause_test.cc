@@ -270,13 +270,12 @@ TEST_F(Pause, LeavesPoliciesAsTheyAre) {
 }
 
 TEST_F(Pause, IsAbandonedWithItsSavesAtTheEnd) {
-  Options options = SmallOptions(dir_ / "run");
-  options.drain_timeout = {};
-  Open(options);
+  Open(SmallOptions(dir_ / "run"));
   CopyPause pause = checkpointer_->PauseCopies(hours(1));
   const SaveHandle save = Save(1);
   AwaitConsidered(save);
 
+  AbandonAtOnce(*checkpointer_);
   checkpointer_.reset();
 
   EXPECT_EQ(save.status().code(), StatusCode::kDeadlineExceeded);
@@ -285,7 +284,7 @@ TEST_F(Pause, IsAbandonedWithItsSavesAtTheEnd) {
 
 TEST_F(Pause, EndsWithItsCheckpointer) {
   Options options = SmallOptions(dir_ / "run");
-  options.drain_timeout = std::chrono::seconds(20);
+  options.close_timeout = std::chrono::seconds(20);
   Open(options);
   CopyPause left = checkpointer_->PauseCopies(hours(1));
   const SaveHandle save = Save(1);

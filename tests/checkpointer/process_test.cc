@@ -296,7 +296,6 @@ TEST_F(Closing, AbandonsSavesAtTheDeadlineAndReportsThem) {
   Mutex mutex;
   std::vector<Event> failed;
   Options options = SmallOptions(dir_ / "run");
-  options.drain_timeout = 0s;
   options.on_event = [&](const Event& event) {
     MutexLock lock(mutex);
     if (event.kind == EventKind::kSaveFailed) failed.push_back(event);
@@ -308,6 +307,7 @@ TEST_F(Closing, AbandonsSavesAtTheDeadlineAndReportsThem) {
   const std::vector<SaveHandle> saves = StartThree(*checkpointer);
   ASSERT_TRUE(gate.WaitHeld(Soon()));
 
+  AbandonAtOnce(*checkpointer);
   std::thread closer([&] { checkpointer.reset(); });
   // The two younger ones have no write in flight; the oldest waits for its write.
   for (const std::size_t younger : {2U, 1U}) {
@@ -336,7 +336,6 @@ TEST_F(Closing, LeavesUnansweredSavesBehindAndNotifiesWaiters) {
       {
         std::string told;
         Options options = SmallOptions(dir_ / expected);
-        options.drain_timeout = 0s;
         options.close_timeout = 100ms;
         options.on_event = [&told](const Event& event) { told = event.message; };
         auto checkpointer = OpenOrFail(options, Through(plan_));
@@ -366,9 +365,7 @@ TEST_F(Closing, LeavesUnansweredSavesBehindAndNotifiesWaiters) {
 }
 
 TEST_F(Closing, FinishesACommitThatHasBegun) {
-  Options options = SmallOptions(dir_ / "run");
-  options.drain_timeout = 0s;
-  auto checkpointer = OpenOrFail(options, Through(plan_));
+  auto checkpointer = OpenOrFail(SmallOptions(dir_ / "run"), Through(plan_));
   ASSERT_NE(checkpointer, nullptr);
   const FaultGate gate = plan_->Hold({.op = IoOp::kFsync, .path = "manifest.json"});
   const auto state = SmallState(1);
@@ -376,6 +373,7 @@ TEST_F(Closing, FinishesACommitThatHasBegun) {
   ASSERT_TRUE(save.ok()) << save.status();
   ASSERT_TRUE(gate.WaitHeld(Soon()));
 
+  AbandonAtOnce(*checkpointer);
   std::thread closer([&] { checkpointer.reset(); });
   gate.Release();
   closer.join();

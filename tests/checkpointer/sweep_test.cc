@@ -75,10 +75,11 @@ TEST_F(SweepTest, DrainWaitsForIt) {
 }
 
 TEST_F(SweepTest, EndsBeforeTheCheckpointer) {
-  Options options = NotRecycling();
-  options.drain_timeout = {};
+  auto checkpointer = OpenOrFail(NotRecycling());
+  ASSERT_NE(checkpointer, nullptr);
 
-  OpenOrFail(options).reset();
+  AbandonAtOnce(*checkpointer);
+  checkpointer.reset();
 
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
@@ -118,15 +119,14 @@ TEST_F(SweepTest, SaveGivenUpMeanwhileFailsOnAllRanks) {
 
 TEST_F(SweepTest, SaveAbandonedMeanwhileLeavesNothing) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
-  Options options = NotRecycling();
-  options.drain_timeout = {};
-  auto checkpointer = OpenOrFail(options, Through(plan_));
+  auto checkpointer = OpenOrFail(NotRecycling(), Through(plan_));
   ASSERT_NE(checkpointer, nullptr);
   const auto state = SmallState(1);
   const auto save = checkpointer->Save(1, state->state());
   ASSERT_TRUE(save.ok()) << save.status();
   ASSERT_TRUE(gate.WaitHeld(Soon()));
 
+  AbandonAtOnce(*checkpointer);
   std::thread closer([&] { checkpointer.reset(); });
   EXPECT_EQ(save->WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
   gate.Release();

@@ -101,7 +101,7 @@ TEST_F(Unheard, ACancelledSaveIsNoFailure) {
 
 TEST_F(Unheard, AFailureByADeadlineIsToldFromADrainThatTookTooLong) {
   const SaveHandle held = Save(1, std::chrono::minutes(10));
-  EXPECT_THAT(checkpointer_->Drain(Deadline::In({})).message(), HasSubstr("1 save is still in flight"));
+  EXPECT_THAT(checkpointer_->Drain(Deadline::In({})).message(), HasSubstr("still in flight: 1 save (step"));
   BindingCalls::Cancel(held, Status(StatusCode::kDeadlineExceeded, "step 1: a deadline of its own"));
 
   ASSERT_EQ(BindingCalls::WaitIdle(*checkpointer_, Soon()), Status::Ok());

@@ -204,7 +204,7 @@ def test_a_save_whose_upload_never_begins_holds_up_no_other(make: Make) -> None:
 
 
 def test_a_load_that_waits_too_long_for_an_upload_names_it(make: Make) -> None:
-    checkpointer = make(drain_timeout=0.1)
+    checkpointer = make(close_timeout=0.1)
     planner, target = Waits(), {"w": torch.zeros(9)}
     response = begin(checkpointer, 1, planner)
 

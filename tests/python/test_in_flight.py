@@ -53,7 +53,7 @@ class Released(logging.Handler):
 
 @pytest.fixture
 def released(make: Make, caplog: pytest.LogCaptureFixture) -> Iterator[Released]:
-    checkpointer = make(keep_last=0, max_in_flight=4, drain_timeout=20)
+    checkpointer = make(keep_last=0, max_in_flight=4, close_timeout=20)
     checkpointer.save(1, tree(1)).wait()
     handler = Released(checkpointer)
     with caplog.at_level(logging.DEBUG, "cairn"):
@@ -131,7 +131,7 @@ def test_within_a_step_of_the_optimizer_it_waits_too(released: Released) -> None
 
 
 def test_a_save_that_takes_too_long_is_named(make: Make, root: Path) -> None:
-    checkpointer = make(drain_timeout=0.1)
+    checkpointer = make(close_timeout=0.1)
     checkpointer.save(1, tree(1)).wait()
     released = Released(checkpointer)
     late = released.hold(1, 2, replace=True)
@@ -147,7 +147,7 @@ def test_a_save_that_takes_too_long_is_named(make: Make, root: Path) -> None:
 
 
 def test_all_ranks_wait_and_give_up_together(worlds: Callable[..., World]) -> None:
-    world = worlds(2, "drain_timeout=0.3 if rank else 0.1")
+    world = worlds(2, "close_timeout=0.3 if rank else 0.1")
     new = "t = lambda value: {'t': torch.full((9,), float(value)), 'n': value}"
     assert world.all(f"{new}; c.save(1, t(1)).result()") == [1, 1]
     fill = "lambda sink: [('tree', cairn._tree.flatten(t(2), sink))]"

@@ -41,7 +41,7 @@ def options(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 def test_a_save_that_is_interrupted_is_cancelled(make: Make, options: dict[str, Any]) -> None:
-    checkpointer = make(max_in_flight=1, full_timeout=20, drain_timeout=20, **options)
+    checkpointer = make(max_in_flight=1, full_timeout=20, close_timeout=20, **options)
     checkpointer.save(1, {"w": torch.ones(8)}, metrics={"loss": 1.0}).wait()
     interrupt_next_save(checkpointer)
 

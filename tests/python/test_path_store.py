@@ -155,7 +155,7 @@ def test_what_a_path_held_stays_until_the_next_is_durable(make: Make, tmp_path: 
             later.result(timeout=0.3)
         assert shown_at(last) == 1
         with pytest.raises(cairn.DeadlineExceeded, match=r"last.ckpt: expected this process's save .* after 0.1 s"):
-            load(PathStore(**SMALL, drain_timeout=0.1), last)
+            load(PathStore(**SMALL, close_timeout=0.1), last)
     later.result()
 
     assert value_at(last) == 2

@@ -25,7 +25,7 @@ def a_parameter() -> torch.nn.Parameter:
 def test_a_save_after_a_protected_step_becomes_durable(make: Make, when_full: str, best: dict[str, Any]) -> None:
     parameter = a_parameter()
     optimizer = torch.optim.AdamW([parameter])
-    checkpointer = make(when_full=when_full, max_in_flight=3, drain_timeout=60, **best)
+    checkpointer = make(when_full=when_full, max_in_flight=3, close_timeout=60, **best)
     checkpointer.protect(optimizer)
     checkpointer.save(1, {"w": parameter}, metrics={"loss": 1.0})
     optimizer.step()
@@ -41,7 +41,7 @@ def test_a_save_after_a_protected_step_becomes_durable(make: Make, when_full: st
 def test_a_step_that_raises_does_not_hold_close_up(make: Make) -> None:
     parameter = a_parameter()
     optimizer = torch.optim.SGD([parameter])
-    checkpointer = make(keep_best=1, best_metric="loss", drain_timeout=20)
+    checkpointer = make(keep_best=1, best_metric="loss", close_timeout=20)
     checkpointer.save(1, {"w": parameter}, metrics={"loss": 1.0})
 
     def closure() -> float:

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "api/binding_calls.h"
 #include "base/status_macros.h"
 #include "testing/local_group.h"
 
@@ -56,6 +57,8 @@ std::unique_ptr<Checkpointer> OpenOrFail(const Options& options, const Wiring& w
   ADD_FAILURE() << opened.status();
   return nullptr;
 }
+
+void AbandonAtOnce(Checkpointer& checkpointer) { BindingCalls::CloseBy(checkpointer, Deadline::In({}), Soon()); }
 
 std::unique_ptr<Tensors> SmallState(std::uint64_t step, int rank, std::uint64_t variant) {
   auto tensors = std::make_unique<Tensors>(Shaped(rank));

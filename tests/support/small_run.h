@@ -25,6 +25,9 @@ namespace cairn {
 /// Open; a failure is a test failure, and null.
 [[nodiscard]] std::unique_ptr<Checkpointer> OpenOrFail(const Options& options, const Wiring& wiring = {});
 
+/// Its destructor abandons saves in flight at once, and waits for the disk and the devices.
+void AbandonAtOnce(Checkpointer& checkpointer);
+
 /// A state of two chunks and a tensor that is copied in the call, whose contents tell step, rank and variant apart.
 [[nodiscard]] std::unique_ptr<Tensors> SmallState(std::uint64_t step, int rank = 0, std::uint64_t variant = 0);
 /// Whether the state holds what SmallState made.

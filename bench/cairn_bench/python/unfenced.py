@@ -32,7 +32,7 @@ def measure(checkpointer, step, tree, sweep):
     save = checkpointer.save(step, tree)
     saved = time.perf_counter() - begun
     checkpointer._core.begin_step()
-    while not any(kind == CAPTURED for kind, *_ in checkpointer._core.take_events()):
+    while not any(kind == CAPTURED for kind, *_ in checkpointer._core.events.take()):
         time.sleep(0.001)
     sweep()
     begun = time.perf_counter()

@@ -72,7 +72,7 @@ def train(settings, tell):
     device, group = join(settings.timeout)
     trainer = Trainer(settings, device)
     options = {"host_memory": settings.host_memory}
-    options |= dict.fromkeys(("group_timeout", "drain_timeout"), settings.timeout)
+    options |= dict.fromkeys(("group_timeout", "close_timeout"), settings.timeout)
     recording = None
     if settings.export_timing_csv:
         recording = Recording(trainer, settings.export_timing_csv)

@@ -86,7 +86,7 @@ class StorageReader(storage.StorageReader):
 
     `source` is a Checkpointer (its next saves then continue from what was loaded), or a root. With `folder` it reads
     the checkpoint that has that path, wherever that is. Every byte that is read is verified; tensors are filled in
-    place. It waits, up to drain_timeout, until DCP is done with async_saves in flight and what it would read is durable.
+    place. It waits, up to close_timeout, until DCP is done with async_saves in flight and what it would read is durable.
     Raises NotFound, Corrupt, InvalidArgument, DeadlineExceeded.
 
     A tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is logged. Else
@@ -117,7 +117,7 @@ class StorageReader(storage.StorageReader):
     @property
     def checkpoint_id(self) -> str:
         # DCP asks for it before its first collective, and an upload in flight uses the same process group.
-        Uploads.wait_before(timeout=self._checkpointer._drain_timeout)
+        Uploads.wait_before(timeout=self._checkpointer._close_timeout)
         return self._folder or f"{self._checkpointer.root}, step {'latest' if self._step is None else self._step}"
 
     @classmethod

@@ -23,7 +23,7 @@ def state_of(args, value):
 
 
 def open_root(args, **more):
-    options = {"host_memory": "64MiB", "chunk": "1MiB", "keep_last": 0, "drain_timeout": 60.0}
+    options = {"host_memory": "64MiB", "chunk": "1MiB", "keep_last": 0, "close_timeout": 60.0}
     return cairn.Checkpointer(args.root, **options | more)
 
 

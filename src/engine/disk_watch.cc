@@ -1,0 +1,86 @@
+#include "engine/disk_watch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/human.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+std::string Human(std::chrono::nanoseconds span) { return HumanSeconds(std::chrono::duration<double>(span).count()); }
+
+std::string Waits(const UnansweredOp& one, DiskWatch::Clock::time_point now) {
+  return fmt::format("{} has waited for the disk for {}", one.what, Human(now - one.since));
+}
+
+}  // namespace
+
+bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
+  const Clock::time_point now = Clock::now();
+  const std::optional<UnansweredOp> slow = FindSlow(queue, now);
+  Status hangs = Hangs(queue, /*removals=*/false, now);
+  Status removal_hangs = Hangs(queue, /*removals=*/true, now);
+  bool changed = slow.has_value() == slow_.empty() || removal_hangs.ok() != removal_hangs_.ok();
+  removal_hangs_ = std::move(removal_hangs);
+  if (hangs.ok() != hangs_.ok()) {
+    changed = true;
+    if (hangs.ok()) {
+      events.push_back({.message = fmt::format("the disk answers again, after {}: saves are taken again",
+                                               Human(now - hung_since_))});
+    } else {
+      hung_since_ = queue.OldestSince(/*removals=*/false);
+      events.push_back(
+          {.severity = Severity::kError,
+           .status = hangs,
+           .message = fmt::format("{}: saves that wait for it fail, and further ones are refused until it answers",
+                                  hangs.message())});
+    }
+  }
+  hangs_ = std::move(hangs);
+  if (!slow) {
+    slow_.clear();
+    if (now >= next_report_) pause_ = kSlow;
+    return changed;
+  }
+  if (changed) slow_ = Waits(*slow, now);
+  if (now < next_report_) return changed;
+  slow_ = Waits(*slow, now);
+  next_report_ = now + 2 * std::exchange(pause_, 2 * pause_);
+  events.push_back({.severity = Severity::kWarning, .message = slow_});
+  return true;
+}
+
+std::optional<UnansweredOp> DiskWatch::FindSlow(const WatchedQueue& queue, Clock::time_point now) const {
+  // Not now minus the limit: the clock may have begun a moment ago.
+  const auto waits = [&](bool removals, std::chrono::nanoseconds limit) {
+    const Clock::time_point since = queue.OldestSince(removals);
+    return since < now && now - since >= limit;
+  };
+  if (waits(false, kSlow)) return queue.Oldest(false);
+  if (waits(true, kSlowRemoval)) return queue.Oldest(true);
+  return std::nullopt;
+}
+
+Status DiskWatch::Hangs(const WatchedQueue& queue, bool removals, Clock::time_point now) const {
+  const Clock::time_point since = queue.OldestSince(removals);
+  if (stall_timeout_.count() == 0 || since >= now || now - since < stall_timeout_) return Status::Ok();
+  return Error(StatusCode::kDeadlineExceeded, StatusDetail::kDiskHangs, "{}, beyond stall_timeout ({})",
+               Waits(*queue.Oldest(removals), now), Human(stall_timeout_));
+}
+
+Deadline DiskWatch::WakesAt(const WatchedQueue& queue) const {
+  Clock::time_point wake = Clock::time_point::max();
+  const auto add = [&](bool removals, std::chrono::nanoseconds limit, bool hung) {
+    const Clock::time_point since = queue.OldestSince(removals);
+    if (since == Clock::time_point::max()) return;
+    wake = std::min(wake, std::max(since + limit, next_report_));
+    if (!hung && stall_timeout_.count() != 0) wake = std::min(wake, since + stall_timeout_);
+  };
+  add(false, kSlow, !hangs_.ok());
+  add(true, kSlowRemoval, !removal_hangs_.ok());
+  return Deadline::At(wake);
+}
+
+}  // namespace cairn
