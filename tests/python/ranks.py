@@ -31,12 +31,12 @@ _context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.nn.pa
 class Rank:
     """One process. Its environment is what torchrun would set."""
 
-    def __init__(self, rank: int, world: int, port: int, fresh: bool) -> None:
+    def __init__(self, rank: int, world: int, port: int, fresh: bool, **more: str) -> None:
         self.rank = rank
         environment = {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "FATAL",
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", **more,
         }  # fmt: skip
         self._popen: subprocess.Popen[str] | None = None
         if fresh:
@@ -112,10 +112,13 @@ class Rank:
 
 
 class World:
-    """All ranks of a job. The store is hosted by the test, by a rank, or (`hosted_by` is the world) by `store`, a process
-    of its own."""
+    """All ranks of a job. The store is hosted by the test, by a rank, or (`hosted_by` is the world) by `store`, a
+    process of its own. `environment` is added to that of the ranks, which must be `fresh` to preload a library by it.
+    """
 
-    def __init__(self, world: int, root: Path, hosted_by: int | None = None, fresh: bool = False) -> None:
+    def __init__(
+        self, world: int, root: Path, hosted_by: int | None = None, fresh: bool = False, **environment: str
+    ) -> None:
         import torch.distributed
 
         self.root = root
@@ -123,7 +126,7 @@ class World:
         if hosted_by is None:
             self.host = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
             port = self.host.port
-        self.ranks = [Rank(rank, world, port, fresh) for rank in range(world)]
+        self.ranks = [Rank(rank, world, port, fresh, **environment) for rank in range(world)]
         self.store = Rank(world, world, port, fresh) if hosted_by == world else None
         if hosted_by is not None:
             port = (self.store or self[hosted_by]).run("serve()")
