@@ -252,6 +252,10 @@ void UringQueue::FillSubmissions() {
     slots_[slot] = std::move(backlog_.front());
     backlog_.pop_front();
     Fill(sqe, slots_[slot].request);
+    // Without this flag, the kernel tries the operation on this thread first. There it waits for the server of a FUSE
+    // or network filesystem (an open of a cached name; a read or write of a descriptor with O_NONBLOCK; the poll that
+    // comes before a worker gets it), and some kernels wait for locks of local filesystems too.
+    io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
     io_uring_sqe_set_data64(sqe, slot);
   }
 }
