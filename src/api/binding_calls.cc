@@ -18,6 +18,10 @@ bool BindingCalls::WaitTensorsFree(const SaveHandle& save, Deadline deadline) {
   return save.task_->WaitTensorsFree(deadline);
 }
 
+Status BindingCalls::PinBest(Checkpointer& checkpointer, std::uint64_t step, bool pinned) {
+  return checkpointer.impl_->SetPinned(step, PinOwner::kBest, pinned);
+}
+
 bool BindingCalls::Cancel(const SaveHandle& save, Status why) { return save.task_->RequestCancel(std::move(why)); }
 
 Status BindingCalls::WaitIdle(const Checkpointer& checkpointer, Deadline deadline) {

@@ -21,6 +21,7 @@
 #include "engine/engine.h"
 #include "engine/replicas.h"
 #include "restore/reader.h"
+#include "store/pins.h"
 #include "store/root.h"
 
 namespace cairn {
@@ -73,6 +74,7 @@ class Checkpointer::Impl {
   std::atomic<Deadline::Clock::time_point> close_by = Deadline::Infinite().when();
   Mutex restored_mutex;
   std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
+  Mutex pin_mutex;  // Held while a pin is changed on the disk and in the ledger.
   Mutex device_mutex;
   Mutex fit_mutex;
   std::uint64_t fitted_bytes CAIRN_GUARDED_BY(fit_mutex) = 0;  // The largest state that the pool was fitted to.
@@ -135,7 +137,8 @@ class Checkpointer::Impl {
   void EndPauses();
 
   // Retention.
-  [[nodiscard]] Status SetPinned(std::uint64_t step, bool pinned);
+  /// Pins for the user or for keep_best, or ends the pin. keep_best leaves a user's pin alone.
+  [[nodiscard]] Status SetPinned(std::uint64_t step, PinOwner owner, bool pinned) CAIRN_EXCLUDES(pin_mutex);
   /// A queue for a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
   [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeQueueOnRank0(const std::string& what) const;
   void Warn(const std::vector<std::string>& messages) const;

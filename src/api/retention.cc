@@ -1,16 +1,21 @@
 // The calls that keep a checkpoint, remove it, or move it out of the root.
 #include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
+#include "store/names.h"
 #include "store/pins.h"
 #include "store/publish.h"
 #include "store/remove.h"
 
 namespace cairn {
 
-Status Checkpointer::Impl::SetPinned(std::uint64_t step, bool pinned) {
+Status Checkpointer::Impl::SetPinned(std::uint64_t step, PinOwner owner, bool pinned) {
   CAIRN_RETURN_IF_ERROR(CheckWritable());
+  MutexLock lock(pin_mutex);
+  // keep_best leaves a user's pin alone.
+  if (owner == PinOwner::kBest && FindPin(JoinPath(root->at(), StepName(step))) == PinOwner::kUser) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, make_queue());
-  CAIRN_RETURN_IF_ERROR(SetPin(*queue, root->at(), step, pinned, options.file_mode));
+  const std::optional<PinOwner> wanted = pinned ? std::optional(owner) : std::nullopt;
+  CAIRN_RETURN_IF_ERROR(SetPin(*queue, root->at(), step, wanted, options.file_mode));
   if (ledger != nullptr) ledger->SetPinned(step, pinned);
   return Status::Ok();
 }
@@ -26,9 +31,9 @@ void Checkpointer::Impl::Warn(const std::vector<std::string>& messages) const {
   for (const std::string& message : messages) options.on_event({.severity = Severity::kWarning, .message = message});
 }
 
-Status Checkpointer::Pin(std::uint64_t step) { return impl_->SetPinned(step, true); }
+Status Checkpointer::Pin(std::uint64_t step) { return impl_->SetPinned(step, PinOwner::kUser, true); }
 
-Status Checkpointer::Unpin(std::uint64_t step) { return impl_->SetPinned(step, false); }
+Status Checkpointer::Unpin(std::uint64_t step) { return impl_->SetPinned(step, PinOwner::kUser, false); }
 
 Status Checkpointer::Remove(std::uint64_t step) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueueOnRank0(fmt::format("step {}", step)));

@@ -34,9 +34,10 @@
 //    3 and 5 in one: header and manifest are written in parallel, then everything is fsynced in parallel, then renamed.
 //    Nothing reads the attempt before the rename, so it does not matter which of the writes survive a crash.
 // 5. Commit (commit.cc), on the coordinator, only after every shard was found. With several ranks the index is written
-//    first, then the manifest, which names it. Both and the attempt's folder are fsynced; the folder is renamed to
-//    step-N without replacing; the root is fsynced. An old step-N is exchanged for it; before all this the commit waits
-//    until nobody reads the old one, up to a deadline, and locks readers out. If the filesystem cannot exchange names,
+//    first, then the manifest, which names it. Both, the step's pin if it is to have one, and the attempt's folder are
+//    fsynced; the folder is renamed to step-N without replacing; the root is fsynced. So no retirement sees the step
+//    before its pin. An old step-N is exchanged for it, and its pin is copied; before all this the commit waits until
+//    nobody reads the old one, up to a deadline, and locks readers out. If the filesystem cannot exchange names,
 //    the old one is first renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power cut keeps the
 //    second rename without the first; leftovers of earlier replacements of the step are retired before. If the root's
 //    last fsync fails, the outcome is unknown: the step is not acknowledged, and the folder is not removed. If the
@@ -344,6 +345,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
                        .manifest = manifest,
                        .index_runs = std::move(index_runs),
                        .replace = replace,
+                       .pin = spec_.pin,
                        .readers = {.timeout = spec_.reader_timeout, .hurry = &hurry_},
                        .file_mode = spec_.file_mode,
                        .check_writer = spec_.check_writer,
@@ -358,6 +360,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
   // Only after all writes: a journaling filesystem then commits its journal once for all fsyncs.
   std::vector<IoTask<Status>> fsyncs;
   if (!header.empty()) fsyncs = FsyncTasks();
+  fsyncs.push_back(commit.FsyncPin());
   fsyncs.push_back(commit.FsyncIndex());
   fsyncs.push_back(commit.FsyncManifest());
   fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));

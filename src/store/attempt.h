@@ -26,6 +26,8 @@ struct AttemptSpec {
   std::uint64_t shard = 0;
   /// The shard's final length, header included.
   std::uint64_t file_bytes = 0;
+  /// The commit pins the checkpoint.
+  bool pin = false;
   unsigned file_mode = 0644;
   /// Called before the commit.
   WriterCheck check_writer = {};

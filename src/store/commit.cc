@@ -108,12 +108,13 @@ FolderCommit::FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_pla
       target_(JoinPath(spec_.root, StepName(spec_.manifest.step))),
       replaced_path_(JoinPath(spec_.root, ReplacedName(spec_.manifest.step, spec_.manifest.attempt))),
       path_(JoinPath(spec_.folder, kManifestName)),
-      index_path_(JoinPath(spec_.folder, kIndexName)) {}
+      index_path_(JoinPath(spec_.folder, kIndexName)),
+      pin_path_(JoinPath(spec_.folder, kPinName)) {}
 
 IoTask<Status> FolderCommit::Begin() {
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(spec_.root, /*follow=*/true, root_fd_));
   if (spec_.replace) CAIRN_CO_RETURN_IF_ERROR(co_await LockOld());
-  co_return Status::Ok();
+  co_return co_await WritePin();
 }
 
 IoTask<Status> FolderCommit::LockOld() {
@@ -134,17 +135,29 @@ IoTask<Status> FolderCommit::LockOld() {
     }));
   }
   old_ = Old::kThere;
-  // A pin belongs to the step, not to the attempt. Nobody can change it while the old one is locked.
-  bool pinned = false;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(target_.text(), [this, &pinned] {
-    pinned = IsPinned(spec_.root, spec_.manifest.step);
-    return Status::Ok();
-  }));
-  if (!pinned) co_return Status::Ok();
-  const PathAt path = JoinPath(spec_.folder, kPinName);
-  UniqueFd pin;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path, 0, spec_.file_mode, pin));
-  co_return co_await io::Fsync(pin, path.text());
+  co_return Status::Ok();
+}
+
+// In the attempt, so that the step is never without it.
+IoTask<Status> FolderCommit::WritePin() {
+  std::optional<PinOwner> owner;
+  if (spec_.pin) {
+    owner = PinOwner::kUser;
+  } else if (old_ == Old::kThere) {
+    // A pin belongs to the step, not to the attempt. Nobody can change it while the old one is locked.
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(target_.text(), [this, &owner] {
+      owner = FindPin(target_);
+      return Status::Ok();
+    }));
+  }
+  if (!owner) co_return Status::Ok();
+  co_return co_await CreatePin(pin_path_, *owner, spec_.file_mode, spec_.room, pin_fd_);
+}
+
+IoTask<Status> FolderCommit::FsyncPin() {
+  if (!pin_fd_.valid()) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(pin_fd_, pin_path_.text()));
+  co_return co_await io::Close(pin_fd_, pin_path_.text());
 }
 
 // A checkpoint without an index is just as good, so a failure to build it is ignored.

@@ -34,6 +34,8 @@ struct CommitSpec {
   /// One for each shard of the manifest, for the index (see BuildIndex). Empty: no index.
   std::vector<std::string> index_runs = {};
   bool replace = false;
+  /// A user's pin, also where the replaced step has none or another.
+  bool pin = false;
   ReaderPatience readers = {};
   unsigned file_mode = 0644;
   /// Called before the rename.
@@ -52,11 +54,13 @@ class FolderCommit {
   FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_place);
 
   /// Opens the root now, so that after the rename only its fsync can fail. When replacing a step, waits for the readers
-  /// of the old one, locks further ones out, and copies its pin. DeadlineExceeded, naming them, if they do not end.
+  /// of the old one, and locks further ones out. DeadlineExceeded, naming them, if they do not end. Then writes the
+  /// pin: the spec's, or that of the old one.
   IoTask<Status> Begin();
   /// Writes the index first, because the manifest names it.
   IoTask<Status> WriteManifest();
-  /// Fsyncs and closes the index, if there is one.
+  /// These fsync and close the file, if there is one.
+  IoTask<Status> FsyncPin();
   IoTask<Status> FsyncIndex();
   IoTask<Status> FsyncManifest();
   /// Renames the folder to step-N and fsyncs the root. An old step-N is exchanged for it; if the filesystem cannot
@@ -70,6 +74,7 @@ class FolderCommit {
  private:
   IoTask<Status> WriteIndex();
   IoTask<Status> LockOld();
+  IoTask<Status> WritePin();
   IoTask<Status> MoveOldAside();
   IoTask<Status> PutOldBack(Status why);
   IoTask<Status> ResolveFailedRename(IoResult renamed);
@@ -86,10 +91,12 @@ class FolderCommit {
   // The manifest's path in the attempt.
   const PathAt path_;
   const PathAt index_path_;
+  const PathAt pin_path_;
   BuiltIndex index_;
   std::string text_;
   enum class Old : std::uint8_t { kNone, kThere, kExchanged, kAside } old_ = Old::kNone;
   UniqueFd root_fd_;
+  UniqueFd pin_fd_;
   UniqueFd index_fd_;
   UniqueFd manifest_fd_;
   std::optional<Flock> old_lock_;

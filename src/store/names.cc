@@ -14,6 +14,7 @@ constexpr std::string_view kReplacedPrefix = ".replaced-";
 constexpr std::string_view kSparePrefix = ".spare-";
 constexpr std::string_view kWriterDraftPrefix = ".writer-";
 constexpr std::string_view kLockDraftPrefix = ".lock-";
+constexpr std::string_view kPinDraftPrefix = ".pinned-";
 /// As many as the largest u64 has, so that names sort by step.
 constexpr std::size_t kStepDigits = 20;
 
@@ -40,8 +41,10 @@ std::optional<std::uint64_t> ParseStepName(std::string_view name) {
 
 std::string WriterDraftName(std::string_view id) { return fmt::format("{}{}", kWriterDraftPrefix, id); }
 std::string LockDraftName(std::string_view id) { return fmt::format("{}{}", kLockDraftPrefix, id); }
+std::string PinDraftName(std::string_view id) { return fmt::format("{}{}", kPinDraftPrefix, id); }
 bool IsDraft(std::string_view name) {
-  return HasSuffixAfter(name, kWriterDraftPrefix) || HasSuffixAfter(name, kLockDraftPrefix);
+  return HasSuffixAfter(name, kWriterDraftPrefix) || HasSuffixAfter(name, kLockDraftPrefix) ||
+         HasSuffixAfter(name, kPinDraftPrefix);
 }
 
 std::string AttemptName(std::string_view uuid) { return fmt::format("{}{}", kAttemptPrefix, uuid); }

@@ -11,17 +11,18 @@ namespace cairn {
 inline constexpr std::string_view kLockName = ".lock";
 /// Holds a WriterRecord.
 inline constexpr std::string_view kWriterName = ".writer";
-/// An empty file in a checkpoint's folder that protects it from retention.
-/// In a checkpoint's folder: an empty file that keeps it from retention.
+/// In a checkpoint's folder: a file that keeps it from retention.
 inline constexpr std::string_view kPinName = "pinned";
 
 /// "step-00000000000000001000".
 [[nodiscard]] std::string StepName(std::uint64_t step);
 /// The step of such a name. None for any other name, including other digit counts and values beyond u64.
 [[nodiscard]] std::optional<std::uint64_t> ParseStepName(std::string_view name);
-/// ".writer-<id>", ".lock-<id>": temporary names, renamed to the names without the id.
+/// ".writer-<id>", ".lock-<id>", ".pinned-<id>": temporary names, renamed to the names without the id; that of a pin
+/// into the checkpoint's folder.
 [[nodiscard]] std::string WriterDraftName(std::string_view id);
 [[nodiscard]] std::string LockDraftName(std::string_view id);
+[[nodiscard]] std::string PinDraftName(std::string_view id);
 [[nodiscard]] bool IsDraft(std::string_view name);
 /// ".attempt-<uuid>"
 [[nodiscard]] std::string AttemptName(std::string_view uuid);

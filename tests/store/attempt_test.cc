@@ -141,7 +141,7 @@ TEST_F(AttemptTest, ReplacingWithoutExchangeKeepsTheOldOneAside) {
   const TestSave first{.step = 5, .seed = 1};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
   const std::string pin = root_ / (StepName(5) + "/pinned");
-  ASSERT_EQ(SetPin(*queue_, root_.path(), 5, true, 0644), Status::Ok());
+  ASSERT_EQ(SetPin(*queue_, root_.path(), 5, PinOwner::kUser, 0644), Status::Ok());
   plan_->RefuseRenameFlags();
   std::vector<std::string> between;
   plan_->CallBefore({.op = IoOp::kRename, .path = ".attempt-", .rename = RenameMode::kPlain, .nth = 1},

@@ -25,6 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::Contains;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAreArray;
 
 /// The child reports what is durable, one byte each.
 class Reports {
@@ -306,16 +307,38 @@ TEST(Kill, AtEveryOperationOfAPin) {
                   .child =
                       [](IoQueue& queue, const std::string& root, const Reports& reports) {
                         const auto opened = OpenRoot(queue, root);
-                        if (!opened.ok() || !SetPin(queue, root, 1, true, 0644).ok()) return false;
-                        reports.Done('p');
-                        return SetPin(queue, root, 1, false, 0644).ok();
+                        if (!opened.ok() || !SetPin(queue, root, 1, PinOwner::kBest, 0644).ok()) return false;
+                        reports.Done('b');
+                        if (!SetPin(queue, root, 1, PinOwner::kUser, 0644).ok()) return false;
+                        reports.Done('u');
+                        return SetPin(queue, root, 1, std::nullopt, 0644).ok();
                       },
                   .after =
                       [&](const std::string& root, const std::set<char>& reported) {
                         EXPECT_EQ(CheckContent(root, save), Status::Ok());
+                        const std::string folder = root + "/" + StepName(1);
+                        const std::optional<PinOwner> pin = FindPin(folder);
+                        std::vector<std::string> expected{std::string(kManifestName), ShardName(0)};
+                        if (pin) expected.emplace_back(kPinName);
+                        EXPECT_THAT(Names(folder), UnorderedElementsAreArray(expected)) << "a draft is left";
                         if (reported.contains('.')) {
-                          EXPECT_FALSE(ReadCheckpointFolder(root + "/" + StepName(1))->info.pinned);
+                          EXPECT_EQ(pin, std::nullopt);
+                        } else if (reported.contains('u')) {
+                          EXPECT_NE(pin, PinOwner::kBest);
+                        } else {
+                          EXPECT_TRUE(pin || !reported.contains('b'));
                         }
+                      }});
+}
+
+TEST(Kill, AtEveryOperationOfASaveThatPins) {
+  const TestSave save{.step = 1, .shards = 2, .pin = true};
+  KillEverywhere({.child = [&](IoQueue& queue, const std::string& root,
+                               const Reports&) { return OpenRoot(queue, root).ok() && SaveTo(queue, root, save).ok(); },
+                  .after =
+                      [&](const std::string& root, const std::set<char>&) {
+                        const std::string folder = root + "/" + StepName(1);
+                        EXPECT_EQ(FindPin(folder).has_value(), fs::exists(folder));
                       }});
 }
 

@@ -73,7 +73,7 @@ TEST_F(ListTest, SortsByGenerationAndStepWithDamagedLast) {
 
 TEST_F(ListTest, InfoDescribesManifestAndFolder) {
   Save({.step = 7, .shards = 2, .generation = 3});
-  ASSERT_EQ(SetPin(*queue_, root_.path(), 7, true, 0644), Status::Ok());
+  ASSERT_EQ(SetPin(*queue_, root_.path(), 7, PinOwner::kUser, 0644), Status::Ok());
 
   const auto list = ListCheckpoints(root_.path());
 

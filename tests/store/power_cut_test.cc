@@ -50,12 +50,13 @@ class PowerCutTest : public ::testing::Test {
     ASSERT_TRUE(opened.ok()) << opened.status();
   }
 
-  /// Every listed step is one of the saves, complete.
+  /// Every listed step is one of the saves, complete, and pinned if that was committed pinned.
   void CheckNothingIsBroken(const std::string& root) const {
     if (!fs::exists(root)) return;
     for (const std::uint64_t step : GoodSteps(root)) {
       const bool whole = std::any_of(saves_.begin(), saves_.end(), [&](const TestSave& save) {
-        return save.step == step && CheckContent(root, save).ok();
+        return save.step == step && CheckContent(root, save).ok() &&
+               (!save.pin || FindPin(root + "/" + StepName(step)) == PinOwner::kUser);
       });
       EXPECT_TRUE(whole) << "step " << step;
     }
@@ -63,9 +64,10 @@ class PowerCutTest : public ::testing::Test {
 
   [[nodiscard]] std::size_t TakeOvers() const { return plan_->Count({.op = IoOp::kRename, .path = ".spare-0/"}); }
 
-  void CutEverywhere() const {
+  /// Every state that a power cut after `since` operations or more may leave.
+  void CutEach(std::size_t since, const std::function<void(const std::string& root, std::size_t upto)>& check) const {
     const Points points = SomePoints(1);
-    for (std::size_t upto = points.first; upto <= recording_->size(); upto += points.stride) {
+    for (std::size_t upto = since + points.first; upto <= recording_->size(); upto += points.stride) {
       for (const PowerCut cut :
            {PowerCut{}, PowerCut{.data = true}, PowerCut{.entries = true}, PowerCut{.data = true, .entries = true}}) {
         SCOPED_TRACE(fmt::format("power cut after {} of {} operations, data {}, entries {}", upto, recording_->size(),
@@ -73,24 +75,28 @@ class PowerCutTest : public ::testing::Test {
         MemoryDir after;
         const std::string tree = after / "tree";
         ASSERT_EQ(MaterializeAfterPowerCut(*recording_, upto, tree, cut), Status::Ok());
-        const std::string root = tree + root_.substr(base_.path().size());
-
-        CheckNothingIsBroken(root);
-        for (const Promise& promise : promises_) {
-          if (promise.since > upto || promise.until < upto) continue;
-          EXPECT_EQ(CheckContent(root, promise.save), Status::Ok());
-        }
-        // The same after the next writer's sweep.
-        const auto queue = MakeQueue();
-        ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
-        CheckNothingIsBroken(root);
-        for (const Promise& promise : kept_) {
-          if (promise.since > upto) continue;
-          EXPECT_THAT(GoodSteps(root), ::testing::Contains(promise.save.step));
-        }
+        check(tree + root_.substr(base_.path().size()), upto);
         if (HasFailure()) return;
       }
     }
+  }
+
+  void CutEverywhere() const {
+    CutEach(0, [this](const std::string& root, std::size_t upto) {
+      CheckNothingIsBroken(root);
+      for (const Promise& promise : promises_) {
+        if (promise.since > upto || promise.until < upto) continue;
+        EXPECT_EQ(CheckContent(root, promise.save), Status::Ok());
+      }
+      // The same after the next writer's sweep.
+      const auto queue = MakeQueue();
+      ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
+      CheckNothingIsBroken(root);
+      for (const Promise& promise : kept_) {
+        if (promise.since > upto) continue;
+        EXPECT_THAT(GoodSteps(root), ::testing::Contains(promise.save.step));
+      }
+    });
   }
 
   MemoryDir base_;
@@ -278,19 +284,64 @@ TEST_F(PowerCutTest, SavesIntoFilesOfASweptAttemptLoseNothing) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, PinIsDurableOnceSet) {
+// A pin is the one before a change or the one after it, whole, and the latter once the change has returned.
+TEST_F(PowerCutTest, APinIsTheOldOneOrTheNewOne) {
   OpenNow();
   SaveNow({.step = 1});
-  ASSERT_EQ(SetPin(*queue_, root_, 1, true, 0644), Status::Ok());
-  const auto pinned = [this](std::size_t upto) {
-    MemoryDir after;
-    EXPECT_EQ(MaterializeAfterPowerCut(*recording_, upto, after / "tree"), Status::Ok());
-    return ReadCheckpointFolder(after / "tree/a/root/" + StepName(1))->info.pinned;
+  struct Set {
+    std::size_t begun;
+    std::size_t done;
+    std::optional<PinOwner> owner;
   };
-  EXPECT_TRUE(pinned(recording_->size()));
+  std::vector<Set> sets{{.begun = 0, .done = recording_->size(), .owner = std::nullopt}};
+  using Owner = std::optional<PinOwner>;
+  for (const Owner owner : {Owner(PinOwner::kBest), Owner(PinOwner::kUser), Owner(PinOwner::kBest), Owner()}) {
+    const std::size_t begun = recording_->size();
+    ASSERT_EQ(SetPin(*queue_, root_, 1, owner, 0644), Status::Ok());
+    sets.push_back({.begun = begun, .done = recording_->size(), .owner = owner});
+  }
 
-  ASSERT_EQ(SetPin(*queue_, root_, 1, false, 0644), Status::Ok());
-  EXPECT_FALSE(pinned(recording_->size()));
+  CutEach(sets.front().done, [&](const std::string& root, std::size_t upto) {
+    std::vector<Owner> possible;
+    for (const Set& set : sets) {
+      if (set.done <= upto) possible = {set.owner};
+      if (set.done > upto && set.begun < upto) possible.push_back(set.owner);
+    }
+    EXPECT_THAT(possible, ::testing::Contains(FindPin(root + "/" + StepName(1))));
+    const auto queue = MakeQueue();
+    ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
+    EXPECT_THAT(Names(root), ::testing::UnorderedElementsAre(kLockName, kWriterName, StepName(1)));
+  });
+}
+
+TEST_F(PowerCutTest, ASaveThatPinsIsNeverThereWithoutItsPin) {
+  OpenNow();
+  SaveNow({.step = 1, .shards = 2, .pin = true});
+  SaveNow({.step = 2, .seed = 1});
+  ASSERT_EQ(SetPin(*queue_, root_, 2, PinOwner::kBest, 0644), Status::Ok());
+  Released(2);
+  SaveNow({.step = 2, .seed = 2, .replace = true, .pin = true});
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, AReplacedStepsPinStaysWithItsText) {
+  for (const bool refuses : {false, true}) {
+    if (refuses) plan_->RefuseRenameFlags();
+    const TestSave first{.step = refuses ? 2U : 1U, .seed = 1};
+    OpenNow();
+    SaveNow(first);
+    ASSERT_EQ(SetPin(*queue_, root_, first.step, PinOwner::kBest, 0644), Status::Ok());
+    const std::size_t pinned = recording_->size();
+    Released(first.step);
+    SaveNow({.step = first.step, .seed = 2, .replace = true});
+
+    CutEach(pinned, [&](const std::string& root, std::size_t) {
+      const auto queue = MakeQueue();
+      ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
+      EXPECT_EQ(FindPin(root + "/" + StepName(first.step)), PinOwner::kBest);
+    });
+  }
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ class RemoveTest : public ::testing::Test {
 TEST_F(RemoveTest, RemovesOnlyTheFolder) {
   Save({.step = 1, .shards = 2});
   Save({.step = 2});
-  ASSERT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
+  ASSERT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kUser, 0644), Status::Ok());
 
   EXPECT_EQ(RemoveStep(1), Status::Ok());
 
@@ -58,7 +58,7 @@ TEST_F(RemoveTest, RemovesOnlyTheFolder) {
 
 TEST_F(RemoveTest, MissingStepIsNotFound) {
   EXPECT_EQ(RemoveStep(1).code(), StatusCode::kNotFound);
-  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644).code(), StatusCode::kNotFound);
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kUser, 0644).code(), StatusCode::kNotFound);
 }
 
 TEST_F(RemoveTest, StepWithoutAManifestCanBeRemoved) {
@@ -220,18 +220,33 @@ TEST_F(RemoveTest, PinIsDurableListedAndRemovable) {
   Save({.step = 1});
   const auto pinned = [&] { return ReadCheckpointFolder(StepFolder(1))->info.pinned; };
 
-  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
-  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kUser, 0644), Status::Ok());
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kUser, 0644), Status::Ok());
   EXPECT_TRUE(pinned());
   EXPECT_EQ(plan_->Seen().back().op, IoOp::kFsync);
   EXPECT_EQ(plan_->Seen().back().path, StepFolder(1));
 
-  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, false, 0644), Status::Ok());
-  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, false, 0644), Status::Ok());
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, std::nullopt, 0644), Status::Ok());
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, std::nullopt, 0644), Status::Ok());
   EXPECT_FALSE(pinned());
 
   plan_->Fail({.op = IoOp::kFsync}, EIO);
-  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644).code(), StatusCode::kIoError);
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kUser, 0644).code(), StatusCode::kIoError);
+  EXPECT_FALSE(pinned());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(1))) << "no draft";
+}
+
+// As `touch` and `echo` make them.
+TEST_F(RemoveTest, APinWithAnyOtherTextIsAUsersAndKeepsIt) {
+  Save({.step = 1});
+  for (const char* text : {"", "best", "best\n\n", "for the paper\n"}) {
+    WriteAll(StepFolder(1) + "/pinned", text);
+    EXPECT_EQ(FindPin(StepFolder(1)), PinOwner::kUser) << text;
+    EXPECT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kUser, 0644), Status::Ok());
+    EXPECT_EQ(ReadAll(StepFolder(1) + "/pinned"), text);
+  }
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kBest, 0644), Status::Ok());
+  EXPECT_EQ(ReadAll(StepFolder(1) + "/pinned"), "best\n");
 }
 
 TEST_F(RemoveTest, UnreadablePinAndStepCountAsPresent) {
@@ -246,6 +261,7 @@ TEST_F(RemoveTest, UnreadablePinAndStepCountAsPresent) {
 
   EXPECT_EQ(as_nobody([&] { return IsPinned(root_.path(), 1); }), 1);
   EXPECT_EQ(as_nobody([&] { return IsPinned(root_.path(), 2); }), 0) << "there is no such step";
+  EXPECT_EQ(as_nobody([&] { return FindPin(StepFolder(1)) == PinOwner::kUser; }), 1) << "keep_best leaves it alone";
 
   ASSERT_EQ(::chmod(root_.path().c_str(), 0), 0);
   EXPECT_EQ(as_nobody([&] { return StepExists(root_.path(), 1); }), 1);

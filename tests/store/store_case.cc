@@ -126,6 +126,7 @@ TestRanks::TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, c
                            .step = save.step,
                            .shard = shard,
                            .file_bytes = content.size(),
+                           .pin = save.pin,
                            .check_writer = check_writer,
                            .reader_timeout = save.reader_timeout,
                            .spare_folders = save.recycle ? 2U : 0U,

@@ -42,6 +42,8 @@ struct TestSave {
   std::uint64_t shards = 1;
   std::uint64_t generation = 0;
   bool replace = false;
+  /// Committed pinned.
+  bool pin = false;
   /// Uses a spare from one of two folders, if there is one.
   bool recycle = false;
   /// How long a replacement waits for readers.

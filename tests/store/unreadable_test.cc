@@ -150,7 +150,7 @@ TEST_F(UnreadableTest, OtherErrorsEndALongList) {
 TEST_F(UnreadableTest, NewestIsFoundIfTheListedOneVanishes) {
   Save({.step = 1});
   Save({.step = 2});
-  ASSERT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
+  ASSERT_EQ(SetPin(*queue_, root_.path(), 1, PinOwner::kUser, 0644), Status::Ok());
   bool displaced = false;
 
   const auto chosen = Choose(
