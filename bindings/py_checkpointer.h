@@ -114,9 +114,9 @@ class PyCheckpointer {
   /// Appends (save, *keep) to `held` before it returns: between the return and Python's next instruction a signal
   /// handler may raise, and then nobody would know of the save.
   pybind11::object Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values,
-                        const StreamArguments& streams, bool replace, const ReplicaArguments& replicas, double hold,
-                        const pybind11::object& held, const pybind11::tuple& keep) {
-    pybind11::object save = pybind11::cast(Start(step, tensors, values, streams, replace, replicas, hold));
+                        const StreamArguments& streams, bool replace, bool pin, const ReplicaArguments& replicas,
+                        double hold, const pybind11::object& held, const pybind11::tuple& keep) {
+    pybind11::object save = pybind11::cast(Start(step, tensors, values, streams, replace, pin, replicas, hold));
     held.attr("append")(pybind11::make_tuple(save) + keep);
     return save;
   }
@@ -290,7 +290,7 @@ class PyCheckpointer {
 
  private:
   PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
-               bool replace, const ReplicaArguments& replicas, double hold) {
+               bool replace, bool pin, const ReplicaArguments& replicas, double hold) {
     const InUse engine = Use();
     Result<State> built = tensors.Build(last_save_);
     if (!built.ok()) GiveUp(step, built.status().message());
@@ -310,6 +310,7 @@ class PyCheckpointer {
           *engine, step, state,
           {.streams = StreamsFrom(streams),
            .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
+           .pin = pin,
            .replicated = {.tensors = shared, .rank0_tensors = rank0_tensors, .identical_values = identical_values}},
           hold > 0 ? SpanFrom(hold)
           : watch  ? kUntilChecked

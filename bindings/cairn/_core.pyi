@@ -130,6 +130,7 @@ class Checkpointer:
         values: Texts,
         streams: Streams,
         replace: bool,
+        pin: bool,
         replicas: Replicas,
         hold: float,
         held: deque[tuple[Save, list[Any], set[int]]],

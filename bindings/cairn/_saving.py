@@ -58,6 +58,7 @@ class Saving(Engine, Stopping):
         tree: Any,
         *,
         replace: bool = False,
+        pin: bool = False,
         streams: Iterable[Any] = (),
         replicated: str | Iterable[str] | replication.Rules = (),
         metadata: Mapping[str, Any] | None = None,
@@ -70,6 +71,10 @@ class Saving(Engine, Stopping):
         call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
         every rank saves; `replicated` adds to the Checkpointer's. With `replace` the save waits, in the background, for
         who reads the step's old checkpoint, at most half of group_timeout.
+
+        With `pin` the checkpoint is pinned from its commit on: retention, which may remove a step before `pin(step)`
+        comes, never sees it without. A checkpoint that replaces a pinned one is pinned in any case. In a group rank 0's
+        counts.
 
         `metadata` (plain values) and `metrics` (numbers) are kept beside the tree: `checkpoints` has them, and
         `keep_best` chooses by a metric. In a group rank 0's count.
@@ -89,7 +94,7 @@ class Saving(Engine, Stopping):
             return [("tree", text), *values, *about]
 
         streams = [*streams]
-        save = self._start(step, fill, lambda: replicas, streams=streams, replace=replace, metrics=metrics)
+        save = self._start(step, fill, lambda: replicas, streams=streams, replace=replace, pin=pin, metrics=metrics)
         self._comparison.saved(save)
         return save
 
@@ -101,6 +106,7 @@ class Saving(Engine, Stopping):
         *,
         streams: Iterable[Any] = (),
         replace: bool = False,
+        pin: bool = False,
         hold: float = 0.0,
         metrics: Mapping[str, float] | None = None,
     ) -> Save:
@@ -136,7 +142,7 @@ class Saving(Engine, Stopping):
             newest = self._held[-1] if self._held else None
             try:
                 core = self._core.save(
-                    step, tensors.core, values, current + given, replace, replicas(), held_for, self._held, keep
+                    step, tensors.core, values, current + given, replace, pin, replicas(), held_for, self._held, keep
                 )
                 self._in_flight = [*self._started(), core]
                 if self._best is not None:

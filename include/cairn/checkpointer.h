@@ -45,6 +45,9 @@ struct SaveOptions {
   /// None for a CUDA device means its legacy default stream.
   std::vector<Stream> streams = {};
   IfExists if_exists = IfExists::kFail;
+  /// Commits the checkpoint pinned, as by Pin, so that neither retention nor a power cut comes between. A checkpoint
+  /// that replaces a pinned one is pinned in any case. In a group rank 0's counts.
+  bool pin = false;
   Replicated replicated = {};
 };
 
@@ -281,7 +284,8 @@ class Checkpointer {
   [[nodiscard]] Result<CheckpointDetails> Inspect(const Selector& selector) const;
   /// Reads every byte of a checkpoint and checks it.
   Status Verify(const Selector& selector, const Progress& progress = {}) const;
-  /// Keeps a checkpoint from retention until Unpin. Durable on return.
+  /// Keeps a checkpoint from retention until Unpin. Durable on return. Retention may have removed it by then:
+  /// SaveOptions::pin pins in the commit.
   Status Pin(std::uint64_t step);
   Status Unpin(std::uint64_t step);
   /// Removes a checkpoint, pinned ones too. FailedPrecondition while it is being read.

@@ -63,6 +63,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   }
   if (!plan.ok()) return refuse(plan.status());
   plan->sequence = sequence;
+  plan->pin = save_options.pin;
   plan->hold = hold;
   plan->replicated = share->replicated;
   Result<std::vector<DeviceEvents>> events = RecordStreams(*table, *share->table, save_options.streams);

@@ -105,12 +105,13 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
 }
 
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
-  CheckpointInfo one{.step = plan.step, .generation = plan.generation, .attempt = attempt};
+  CheckpointInfo one{.step = plan.step, .generation = plan.generation, .attempt = attempt, .pinned = plan.pin};
   MutexLock lock(mutex_);
   in_flight_.erase(plan.step);
   unknown_.erase(plan.step);
   // The new checkpoint of a step inherits the pin.
-  if (const auto old = committed_.find(plan.step); old != committed_.end()) one.pinned = old->second.pinned;
+  if (const auto old = committed_.find(plan.step); old != committed_.end())
+    one.pinned = one.pinned || old->second.pinned;
   committed_.insert_or_assign(plan.step, std::move(one));
 }
 

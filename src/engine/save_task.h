@@ -35,6 +35,8 @@ struct SavePlan {
   bool admitted = false;
   /// Replaces a checkpoint of this step, from this or an older generation.
   bool replace = false;
+  /// Committed pinned.
+  bool pin = false;
   /// How long it may wait for its release; zero: it needs none.
   std::chrono::nanoseconds hold{0};
   /// Null if there are none.

@@ -55,6 +55,7 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                    .step = task_.plan().step,
                    .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
                    .file_bytes = header_->data_begin() + task_.snapshot().bytes(),
+                   .pin = task_.plan().pin,
                    .file_mode = context_.parts.options.file_mode,
                    .check_writer = context_.parts.check_writer,
                    // The other ranks wait twice as long for the outcome.

@@ -170,6 +170,25 @@ TEST_F(Line, AReplacedStepStaysPinned) {
   EXPECT_TRUE(tensors_.Holds(2));
 }
 
+// With keep_last a step may be gone before a later Pin of it.
+TEST_F(Line, ASaveThatPinsLosesNoStepToRetention) {
+  Open(1);
+  ASSERT_TRUE(Save(1, 1).ok());
+  ASSERT_TRUE(Save(2, 2).ok());
+  ASSERT_THAT(Steps(), ElementsAre(2));
+  EXPECT_EQ(checkpointer_->Pin(1).code(), StatusCode::kNotFound);
+
+  for (std::uint64_t step = 3; step < 9; ++step) {
+    ASSERT_TRUE(checkpointer_->Save(step, tensors_.state(), {.pin = true}).ok());
+  }
+
+  EXPECT_THAT(Steps(), ElementsAre(3, 4, 5, 6, 7, 8));
+  EXPECT_TRUE(checkpointer_->List()->front().pinned);
+  ASSERT_TRUE(checkpointer_->Unpin(3).ok());
+  ASSERT_TRUE(checkpointer_->Save(8, tensors_.state(), {.if_exists = IfExists::kReplace, .pin = true}).ok());
+  EXPECT_THAT(Steps(), ElementsAre(4, 5, 6, 7, 8));
+}
+
 TEST_F(Line, RemoveRemovesPinnedOnesToo) {
   ASSERT_TRUE(Save(1, 1).ok());
   ASSERT_TRUE(checkpointer_->Pin(1).ok());

@@ -233,6 +233,18 @@ TEST(Ledger, KeepsPinnedStepsAndEveryKth) {
   EXPECT_THAT(ledger.Retire(), ElementsAre(10));
 }
 
+// Before anything has read its pin from the disk.
+TEST(Ledger, KeepsAStepThatItsSavePinned) {
+  Ledger ledger({Stored(10)}, 1, 0);
+  for (const std::uint64_t step : {20U, 30U}) {
+    auto plan = ledger.Admit(step, IfExists::kFail);
+    plan->pin = step == 20;
+    ledger.Committed(*plan, "attempt");
+  }
+
+  EXPECT_THAT(ledger.Retire(), ElementsAre(10));
+}
+
 TEST(Ledger, CountsTheNewLineAsNewer) {
   Ledger ledger({Stored(50), Stored(100), Stored(200)}, 2, 0);
   ledger.Restored(50, 0, "attempt-of-50");

@@ -173,3 +173,8 @@ def test_in_a_group_rank_0_s_metrics_count(worlds: Callable[..., World], root: P
         assert world.all(f"{save}.result()") == [step] * 2
     assert world.all("c.drain()") == [None] * 2
     assert world.all("c.steps(), c.best('loss'), c.checkpoints()[0].metadata") == [[[2, 3], 2, {"rank": 0}]] * 2
+
+    for step in (4, 5):
+        world.all(f"c.save({step}, tree({step}, rank), pin=rank == 0 and {step} == 4).result()")
+    assert world.all("c.drain()") == [None] * 2
+    assert world.all("c.steps()") == [[2, 4, 5]] * 2
