@@ -103,6 +103,7 @@ void BindCheckpointer(py::module_& module) {
       .def("inspect_part", &PyCheckpointer::InspectPartOf, "folder"_a, "rank"_a, "names"_a)
       .def("verify", &PyCheckpointer::Verify, "step"_a, "folder"_a, "progress"_a)
       .def("pin", &PyCheckpointer::Pin, "step"_a, "pinned"_a)
+      .def("pin_best", &PyCheckpointer::PinBest, "step"_a, "pinned"_a)
       .def("remove", &PyCheckpointer::Remove, "step"_a)
       .def("publish", &PyCheckpointer::Publish, "step"_a, "path"_a, "timeout"_a)
       .def("remove_published", &PyCheckpointer::RemovePublished, "path"_a, "timeout"_a)

@@ -237,6 +237,10 @@ class PyCheckpointer {
     const InUse engine = Use();
     RaiseIfError(Unlocked([&] { return pinned ? engine->Pin(step) : engine->Unpin(step); }));
   }
+  void PinBest(std::uint64_t step, bool pinned) {
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return BindingCalls::PinBest(*engine, step, pinned); }));
+  }
   void Remove(std::uint64_t step) {
     const InUse engine = Use();
     RaiseIfError(Unlocked([&] { return engine->Remove(step); }));

@@ -1,13 +1,12 @@
 """keep_best: the checkpoints with the best values of a metric are pinned, so that retention never removes them.
 
 The truth is in the checkpoints: each holds the metrics of its save. After a crash at any point:
-  1. A save is held: its commit waits until every older save has ended and step 3 is done for it. So the commit after
+  1. A save is held: its commit waits until every older save has ended and step 2 is done for it. So the commit after
      which retention may remove a checkpoint comes after that checkpoint's pin, which is durable.
-  2. If the step exists already and is pinned by step 3, the pin is removed first: a new checkpoint of a step takes over
-     the pin of the old one, but its metric may be worse.
-  3. Once the save is durable, the best checkpoints are chosen and pinned; those that are no longer among them lose their
-     pin. A pin of this kind holds the text "best", so that a pin of the user's is never taken away.
-Opening does step 3. A crash between commit and pin leaves the newest checkpoint without its pin, and retention does not
+  2. Once the save is durable, the best checkpoints are chosen and pinned; those that are no longer among them lose their
+     pin: also a new checkpoint of a step, which has the pin of the one that it replaced. A pin of this kind holds a text
+     of its own (see src/store/pins.h), so that a pin of the user's is never taken away.
+Opening does step 2. A crash between commit and pin leaves the newest checkpoint without its pin, and retention does not
 remove the newest.
 """
 
@@ -16,10 +15,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
     from ._core import Checkpointer, Save
 
 _log = logging.getLogger("cairn")
-_PIN = "pinned"  # See src/store/names.h.
-_OURS = b"best\n"
 MODES = ("min", "max")
 
 
@@ -111,14 +106,6 @@ def ranked(
     return [info for *_, info in sorted(scored, key=lambda one: one[:3])]
 
 
-def pin(core: Checkpointer, step: int) -> None:
-    """Pins for the user: a pin of keep_best, also of an earlier run's, becomes the user's."""
-    core.pin(step, True)
-    for info in core.checkpoints():
-        if info["step"] == step and _is_ours(info["path"]):
-            _write_pin(info["path"], b"")
-
-
 class KeepBest:
     """Pins the `keep` best checkpoints of one open root. A thread does so while saves are in flight."""
 
@@ -127,7 +114,7 @@ class KeepBest:
         self._known: dict[str, dict[str, float]] = {}
         self._changed = threading.Condition()
         self._queue: deque[tuple[Save, dict[str, float]]] = deque()  # Held saves, and the one being looked after.
-        self._pins = threading.Lock()
+        self._settling = threading.Lock()
         self.settle()
 
     def add(self, save: Save, metrics: dict[str, float]) -> None:
@@ -152,29 +139,16 @@ class KeepBest:
     def settle(self, durable: tuple[int, dict[str, float]] | None = None) -> None:
         """Pins the best, and unpins those that were pinned here and are no longer among them. `durable` is a new
         checkpoint: its step and its metrics."""
-        with self._pins:
+        with self._settling:
             infos = self._core.checkpoints()
             if durable is not None:
                 self._known |= {info["attempt"]: durable[1] for info in infos if info["step"] == durable[0]}
             found = ranked(self._core, self._metric, self._mode, self._known, infos)
             best = {info["path"] for info in found[: self._keep]}
             for info in infos:
-                if info["path"] in best and not info["pinned"]:
-                    with contextlib.suppress(NotFound):
-                        self._pin(info["step"])
-                elif info["pinned"] and info["path"] not in best and _is_ours(info["path"]):
-                    self._core.pin(info["step"], False)
-
-    def pin(self, step: int) -> None:
-        """Pins for the user."""
-        with self._pins:
-            pin(self._core, step)
-
-    def _pin(self, step: int) -> None:
-        details = self._core.choose(step, "", None)
-        with details["hold"]:  # Nobody removes it meanwhile.
-            _write_pin(details["path"], _OURS)
-            self._core.pin(step, True)  # Tells the engine.
+                if info["pinned"] != (info["path"] in best):
+                    with contextlib.suppress(NotFound):  # Removed meanwhile.
+                        self._core.pin_best(info["step"], not info["pinned"])
 
     def _run(self) -> None:
         while True:
@@ -191,36 +165,6 @@ class KeepBest:
                     return
 
     def _look_after(self, save: Save, metrics: dict[str, float]) -> None:
-        try:
-            with self._pins:
-                for info in self._core.checkpoints():
-                    if info["step"] == save.step and _is_ours(info["path"]):
-                        self._core.pin(save.step, False)
-        finally:
-            save.release()
-        # If it has failed, which its handle says, the older checkpoint of its step may need its pin again.
+        save.release()
         # No younger save is committed yet, so the step's checkpoint is this save's.
         self.settle((save.step, metrics) if wait_ended(save) else None)
-
-
-def _is_ours(path: str) -> bool:
-    try:
-        with open(os.path.join(path, _PIN), "rb") as file:
-            return file.read(len(_OURS) + 1) == _OURS
-    except OSError:
-        return False
-
-
-def _write_pin(path: str, text: bytes) -> None:
-    """Durable on return; after a crash the pin is as it was, or has this text."""
-    draft = os.path.join(path, f".{_PIN}-{uuid.uuid4().hex}")
-    with open(draft, "xb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(draft, os.path.join(path, _PIN))
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

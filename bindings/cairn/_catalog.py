@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._arguments import callback, optional_step, step_number, timeout_of
-from ._best import MODES, KeepBest, description, pin, ranked
+from ._best import MODES, KeepBest, description, ranked
 from ._errors import InvalidArgument, NotFound
 from ._paths import local_path
 from ._ranks.reading import Reading
@@ -86,11 +86,9 @@ class Catalog:
         self._core.verify(step, "", callback("progress", progress or None))
 
     def pin(self, step: int) -> None:
-        """Keeps a checkpoint from retention until `unpin`. Durable on return."""
-        if self._best is not None:
-            self._best.pin(step_number(step))
-        else:
-            pin(self._core, step_number(step))
+        """Keeps a checkpoint from retention until `unpin`. Durable on return. Retention may have removed it by then:
+        `save(..., pin=True)` pins in the commit."""
+        self._core.pin(step_number(step), True)
 
     def unpin(self, step: int) -> None:
         """Ends the pin. A checkpoint that `keep_best` keeps stays pinned. Durable on return."""

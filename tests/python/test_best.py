@@ -102,6 +102,28 @@ def test_a_pin_of_the_user_s_is_never_taken_away(make: Make) -> None:
     assert checkpointer.steps() == [3, 5, 7]
 
 
+def test_a_save_that_pins_pins_for_the_user(make: Make) -> None:
+    checkpointer = make(**BEST)
+    for step, loss in enumerate([0.9, 0.1, 0.2, 0.8], start=1):
+        checkpointer.save(step, {"w": np.full(10, step)}, metrics={"loss": loss}, pin=step == 1)
+    checkpointer.drain()
+    assert checkpointer.steps() == [1, 2, 3, 4]
+    assert [one.pinned for one in checkpointer.checkpoints()] == [True, True, True, False]
+
+    checkpointer.save(2, {"w": 1}, metrics={"loss": 0.7}, replace=True, pin=True)
+    save_all(checkpointer, [0.6, 0.3, 0.5], first=5)
+    assert checkpointer.steps() == [1, 2, 3, 6, 7]
+
+
+def test_a_replaced_step_stays_while_it_is_among_the_best(make: Make) -> None:
+    checkpointer = make(**BEST)
+    save_all(checkpointer, [0.1, 0.2, 0.9])
+    checkpointer.save(1, {"w": np.zeros(10)}, metrics={"loss": 0.3}, replace=True).wait()
+    checkpointer.drain()
+
+    assert checkpointer.steps() == [1, 2, 3]
+
+
 def test_a_replaced_step_does_not_inherit_the_pin_of_a_better_one(make: Make) -> None:
     checkpointer = make(keep_last=1, keep_best=1, best_metric="loss")
     save_all(checkpointer, [0.1])
@@ -164,6 +186,10 @@ def test_the_best_outlive_kills_at_any_moment(root: Path) -> None:
             best = sorted(range(1, steps[-1] + 1), key=lambda step: losses[step])[:2]
             assert set(best) <= set(steps), f"seed {seed}: a checkpoint that is among the best is gone"
             assert len(steps) <= 2 + 1 + 3, f"seed {seed}"
+
+    with cairn.Checkpointer(root, keep_last=1, host_memory="8MiB", chunk="1MiB", queue_depth=2):
+        assert [*root.rglob(".pinned-*")] == [], f"seed {seed}: a killed writer's draft is left"
+    assert {path.read_bytes() for path in root.glob("step-*/pinned")} == {b"best\n"}, f"seed {seed}"
 
 
 def test_in_a_group_rank_0_s_metrics_count(worlds: Callable[..., World], root: Path) -> None:
