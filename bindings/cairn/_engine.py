@@ -18,7 +18,8 @@ def log_events(events: Events) -> None:
     for _, severity, step, message in events.take():
         if message:
             about = "" if step is None else f"step {step}: "
-            _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s%s", about, message)
+            text = message if message.startswith(about) else about + message
+            _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s", text)
 
 
 class Engine:

@@ -2,6 +2,7 @@
 base: `except FileNotFoundError` catches NotFound. No error has a filename; the message names the file."""
 
 import errno as _errno
+from collections.abc import Callable
 
 
 class Error(Exception):
@@ -82,6 +83,17 @@ def counted(number: int, noun: str) -> str:
 # Of StatusDetail in include/cairn/status.h.
 OPEN_IN_THIS_PROCESS = 3
 OPEN_ELSEWHERE = 4
+DISK_HANGS = 5
+
+
+def unless_disk_hangs(check: Callable[[], object]) -> None:
+    """Calls it. That a save was lost because the disk hangs is not raised: it is logged, and training goes on."""
+    try:
+        check()
+    except Error as error:
+        if error.detail != DISK_HANGS:
+            raise
+
 
 # The numbers of StatusCode in include/cairn/status.h.
 CODES = {

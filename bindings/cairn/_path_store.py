@@ -39,6 +39,7 @@ from ._errors import (
     InvalidArgument,
     NotFound,
     UnknownOutcome,
+    unless_disk_hangs,
 )
 from ._loading import reader_of
 from ._paths import is_checkpoint, local_path
@@ -96,7 +97,7 @@ class PathStore:
         if somebody reads the path's checkpoint for longer than that.
 
         With a `group`, Checkpointer's, every rank calls it with the same path, and `check` is called too: a failure of
-        one rank is raised on all. The futures of other ranks than 0 end when the checkpoint is durable, which is before
+        one rank is raised on all, unless the disk hung: that is logged. The futures of other ranks than 0 end when the checkpoint is durable, which is before
         it has its path.
         """
         path = local_path(path)
@@ -227,7 +228,7 @@ class PathStore:
         return opened
 
     def _check_and_wait(self) -> None:
-        self.check()
+        unless_disk_hangs(self.check)
         self._wait_for_slot()
 
     def _wait_for_slot(self) -> None:

@@ -28,7 +28,7 @@ except ImportError as error:
     raise ImportError(f"cairn.accelerate needs accelerate 1.x: pip install accelerate ({error})") from error
 
 from ._checkpointer import Checkpointer
-from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
+from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported, unless_disk_hangs
 from ._path_store import PathStore
 from ._paths import is_checkpoint, local_path
 from ._protect import COPIED_BUFFER
@@ -63,13 +63,13 @@ class Accelerator(accelerate.Accelerator):
         """Starts a save to this path, or to the next one of automatic_checkpoint_naming, and returns the path.
 
         In a group every process calls it. What the path held stays until the new checkpoint is durable. Raises the first
-        failure of an earlier save; InvalidArgument, by name, for what cannot be kept without pickle.
+        failure of an earlier save, unless the disk hung; InvalidArgument, by name, for what cannot be kept without pickle.
         """
         self._check_served(kwargs)
         named = self.project_configuration.automatic_checkpoint_naming
         path = self._next_path() if named else _given(output_dir)
         if self._group() is None:
-            self._cairn.check()
+            unless_disk_hangs(self._cairn.check)
         self.project_configuration.iteration += 1
 
         def start(checkpointer: Checkpointer, step: int, tree: Any) -> Save:

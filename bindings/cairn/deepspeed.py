@@ -41,7 +41,7 @@ except ImportError as error:
     raise ImportError(f"cairn.deepspeed needs deepspeed 0.19: {error}") from error
 
 from ._checkpointer import Checkpointer
-from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
+from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported, unless_disk_hangs
 from ._memory import cloned
 from ._ranks import replicas
 from ._save import Save
@@ -94,8 +94,8 @@ class CheckpointEngine(_engines.CheckpointEngine):
     # DeepSpeed's calls
 
     def create(self, info: Any) -> None:
-        """Raises the failure of an earlier save that nobody has heard of."""
-        self.checkpointer.check()
+        """Raises the failure of an earlier save that nobody has heard of, unless the disk hung."""
+        unless_disk_hangs(self.checkpointer.check)
         self._info, self._folder, self._files = info, None, {}
         if self.checkpointer.rank == 0:
             self._remove_stale()

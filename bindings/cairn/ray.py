@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 from ._checkpointer import Checkpointer
-from ._errors import NotFound, Unsupported
+from ._errors import NotFound, Unsupported, unless_disk_hangs
 from ._path_store import PathStore
 from ._save import Save
 
@@ -80,7 +80,7 @@ class Checkpoints:
         name = f"checkpoint_{step:012d}"
         path = os.path.join(storage.experiment_fs_path, name)
         if _group() is None:
-            self._store.check()
+            unless_disk_hangs(self._store.check)
         saved = self._store.save(tree, path, self._start, _group())
 
         def wait(checkpoint: Any, _: str) -> Any:

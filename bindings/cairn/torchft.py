@@ -38,7 +38,7 @@ except ImportError as error:
     raise ImportError(f"cairn.torchft needs torchft 0.2: pip install torchft ({error})") from error
 
 from ._checkpointer import Checkpointer
-from ._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound
+from ._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound, unless_disk_hangs
 from ._loading import for_reading
 from ._paths import local_path
 from ._save import Save
@@ -190,7 +190,7 @@ class Checkpoints:
         if not writes or self._progress.recovered:
             self._leave()
         for checkpointer in self._open_ones():
-            checkpointer.check()
+            unless_disk_hangs(checkpointer.check)
         self._progress.recovered = False
         if self._own is not None:
             self._own.save(step, own, replace=True)

@@ -29,7 +29,7 @@ except ImportError as error:
 
 from ._checkpointer import Checkpointer
 from ._dcp.direct import load_into, start_save
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument, Unsupported, unless_disk_hangs
 from ._paths import is_checkpoint
 from ._tree.casts import allows_loss
 
@@ -122,7 +122,7 @@ class CheckpointManager(_DcpManager):
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         if not self._should_save(curr_step, last_step):
             return False
-        self._checkpointer.check()
+        unless_disk_hangs(self._checkpointer.check)
         self._checkpointer._fence_held()  # torchtitan's model wrapper writes into tensors that an older save may read.
         if last_step:
             self._save_last_step(curr_step)
@@ -136,7 +136,7 @@ class CheckpointManager(_DcpManager):
 
     def _wait_for_saving(self) -> None:
         assert self.save_future is not None
-        self.save_future.result()
+        unless_disk_hangs(self.save_future.result)
         self.save_future = None
 
     def _close(self) -> None:

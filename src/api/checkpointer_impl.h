@@ -141,6 +141,8 @@ class Checkpointer::Impl {
   [[nodiscard]] Status SetPinned(std::uint64_t step, PinOwner owner, bool pinned) CAIRN_EXCLUDES(pin_mutex);
   /// A queue for a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
   [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeQueueOnRank0(const std::string& what) const;
+  /// A queue for a call that blocks its caller, which fails once the disk hangs.
+  [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeLimitedQueue() const;
   void Warn(const std::vector<std::string>& messages) const;
   void Notify(const Event& event) const {
     if (options.on_event) options.on_event(event);

@@ -25,7 +25,7 @@ Status Checkpointer::Impl::CheckWritable() const {
 }
 
 Status Checkpointer::Impl::OpenRoot() {
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, make_queue());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeLimitedQueue());
   CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group));
   root_path = root->path();
   Warn(root->notes());

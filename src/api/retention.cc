@@ -1,6 +1,7 @@
 // The calls that keep a checkpoint, remove it, or move it out of the root.
 #include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
+#include "io/watched_queue.h"
 #include "store/names.h"
 #include "store/pins.h"
 #include "store/publish.h"
@@ -13,7 +14,7 @@ Status Checkpointer::Impl::SetPinned(std::uint64_t step, PinOwner owner, bool pi
   MutexLock lock(pin_mutex);
   // keep_best leaves a user's pin alone.
   if (owner == PinOwner::kBest && FindPin(JoinPath(root->at(), StepName(step))) == PinOwner::kUser) return Status::Ok();
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, make_queue());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeLimitedQueue());
   const std::optional<PinOwner> wanted = pinned ? std::optional(owner) : std::nullopt;
   CAIRN_RETURN_IF_ERROR(SetPin(*queue, root->at(), step, wanted, options.file_mode));
   if (ledger != nullptr) ledger->SetPinned(step, pinned);
@@ -22,8 +23,13 @@ Status Checkpointer::Impl::SetPinned(std::uint64_t step, PinOwner owner, bool pi
 
 Result<std::unique_ptr<IoQueue>> Checkpointer::Impl::MakeQueueOnRank0(const std::string& what) const {
   CAIRN_RETURN_IF_ERROR(CheckWritable());
-  if (group->rank() == 0) return make_queue();
+  if (group->rank() == 0) return MakeLimitedQueue();
   return Error(StatusCode::kFailedPrecondition, "{}: only rank 0 publishes and removes checkpoints", what);
+}
+
+Result<std::unique_ptr<IoQueue>> Checkpointer::Impl::MakeLimitedQueue() const {
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, make_queue());
+  return std::unique_ptr<IoQueue>(std::make_unique<LimitedQueue>(std::move(queue), options.stall_timeout));
 }
 
 void Checkpointer::Impl::Warn(const std::vector<std::string>& messages) const {

@@ -11,10 +11,6 @@ namespace {
 
 std::string Human(std::chrono::nanoseconds span) { return HumanSeconds(std::chrono::duration<double>(span).count()); }
 
-std::string Waits(const UnansweredOp& one, DiskWatch::Clock::time_point now) {
-  return fmt::format("{} has waited for the disk for {}", one.what, Human(now - one.since));
-}
-
 }  // namespace
 
 bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
@@ -27,7 +23,8 @@ bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
   if (hangs.ok() != hangs_.ok()) {
     changed = true;
     if (hangs.ok()) {
-      events.push_back({.message = fmt::format("the disk answers again, after {}: saves are taken again",
+      events.push_back({.severity = Severity::kWarning,
+                        .message = fmt::format("the disk answers again, after {}: saves are taken again",
                                                Human(now - hung_since_))});
     } else {
       hung_since_ = queue.OldestSince(/*removals=*/false);
@@ -44,9 +41,9 @@ bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
     if (now >= next_report_) pause_ = kSlow;
     return changed;
   }
-  if (changed) slow_ = Waits(*slow, now);
+  if (changed) slow_ = DescribeWait(*slow);
   if (now < next_report_) return changed;
-  slow_ = Waits(*slow, now);
+  slow_ = DescribeWait(*slow);
   next_report_ = now + 2 * std::exchange(pause_, 2 * pause_);
   events.push_back({.severity = Severity::kWarning, .message = slow_});
   return true;
@@ -66,8 +63,7 @@ std::optional<UnansweredOp> DiskWatch::FindSlow(const WatchedQueue& queue, Clock
 Status DiskWatch::Hangs(const WatchedQueue& queue, bool removals, Clock::time_point now) const {
   const Clock::time_point since = queue.OldestSince(removals);
   if (stall_timeout_.count() == 0 || since >= now || now - since < stall_timeout_) return Status::Ok();
-  return Error(StatusCode::kDeadlineExceeded, StatusDetail::kDiskHangs, "{}, beyond stall_timeout ({})",
-               Waits(*queue.Oldest(removals), now), Human(stall_timeout_));
+  return DiskHangs(*queue.Oldest(removals), stall_timeout_);
 }
 
 Deadline DiskWatch::WakesAt(const WatchedQueue& queue) const {

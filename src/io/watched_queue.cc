@@ -1,8 +1,27 @@
 #include "io/watched_queue.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "base/human.h"
+#include "base/status_macros.h"
+
 namespace cairn {
+namespace {
+
+std::string Human(std::chrono::nanoseconds span) { return HumanSeconds(std::chrono::duration<double>(span).count()); }
+
+}  // namespace
+
+std::string DescribeWait(const UnansweredOp& one) {
+  return fmt::format("{} has waited for the disk for {}", one.what, Human(Deadline::Clock::now() - one.since));
+}
+
+Status DiskHangs(const UnansweredOp& one, std::chrono::nanoseconds stall_timeout) {
+  return Error(StatusCode::kDeadlineExceeded, StatusDetail::kDiskHangs, "{}, beyond stall_timeout ({})",
+               DescribeWait(one), Human(stall_timeout));
+}
 
 void WatchedQueue::Submit(IoRequest request, IoDone done) {
   Order& order = waiting_[request.op == IoOp::kUnlink || request.op == IoOp::kRmdir ? 1 : 0];
@@ -31,6 +50,27 @@ std::optional<UnansweredOp> WatchedQueue::Oldest(bool removals) const {
   const Order& order = waiting_[removals ? 1 : 0];
   if (order.empty()) return std::nullopt;
   return UnansweredOp{.what = Describe(order.front().request), .since = order.front().since};
+}
+
+Result<std::size_t> LimitedQueue::RunOnce(Deadline deadline) {
+  if (stall_timeout_.count() == 0) return WatchedQueue::RunOnce(deadline);
+  while (true) {
+    const bool removals = OldestSince(true) < OldestSince(false);
+    const auto since = OldestSince(removals);
+    const Deadline limit =
+        since == Deadline::Infinite().when() ? Deadline::Infinite() : Deadline::At(since + stall_timeout_);
+    if (limit.passed()) {
+      stalled_ = true;
+      return DiskHangs(*Oldest(removals), stall_timeout_);
+    }
+    Result<std::size_t> called = WatchedQueue::RunOnce(Deadline::At(std::min(deadline.when(), limit.when())));
+    if (!called.ok() || *called != 0 || !limit.passed()) return called;
+  }
+}
+
+LimitedQueue::~LimitedQueue() {
+  // Its destructor would wait for them. Their callbacks are never called, but the kernel may use what they keep alive.
+  if (stalled_) LeaveBehind();
 }
 
 }  // namespace cairn

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "io/io_queue.h"
 
@@ -33,6 +35,10 @@ class WatchedQueue : public IoQueue {
   [[nodiscard]] Deadline::Clock::time_point OldestSince(bool removals) const;
   [[nodiscard]] std::optional<UnansweredOp> Oldest(bool removals) const;
 
+ protected:
+  /// Forgets the queue inside, with what is in flight: nobody waits for that any more.
+  void LeaveBehind() { static_cast<void>(inner_.release()); }
+
  private:
   struct Waiting {
     IoRequest request;
@@ -41,8 +47,30 @@ class WatchedQueue : public IoQueue {
   using Order = std::list<Waiting>;
 
   // By whether they remove files; oldest first. Outlives the queue inside, whose callbacks hold places in it.
-  Order waiting_[2];
-  const std::unique_ptr<IoQueue> inner_;
+  std::array<Order, 2> waiting_;
+  std::unique_ptr<IoQueue> inner_;
 };
+
+/// For a call that blocks its caller: RunOnce fails with DeadlineExceeded, naming the operation, once one has waited
+/// for `stall_timeout`. It must not be run again then; what is in flight stays behind until the process ends, with all
+/// that it uses.
+class LimitedQueue : public WatchedQueue {
+ public:
+  /// Zero for `stall_timeout`: no limit.
+  LimitedQueue(std::unique_ptr<IoQueue> inner, std::chrono::nanoseconds stall_timeout)
+      : WatchedQueue(std::move(inner)), stall_timeout_(stall_timeout) {}
+  ~LimitedQueue() override;
+
+  Result<std::size_t> RunOnce(Deadline deadline) override;
+
+ private:
+  const std::chrono::nanoseconds stall_timeout_;
+  bool stalled_ = false;
+};
+
+/// Why a call fails: the disk has not answered this for `stall_timeout`.
+[[nodiscard]] Status DiskHangs(const UnansweredOp& one, std::chrono::nanoseconds stall_timeout);
+/// "fsync of FILE has waited for the disk for 3 s".
+[[nodiscard]] std::string DescribeWait(const UnansweredOp& one);
 
 }  // namespace cairn

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _tree
 from .._checkpointer import Checkpointer
-from .._errors import FailedPrecondition, NotFound
+from .._errors import FailedPrecondition, NotFound, unless_disk_hangs
 from .._ranks.replicas import Rules
 from .._save import Save
 from .._tree.optimizer_loads import Known
@@ -46,6 +46,7 @@ class Run:
         self.known = Known()  # Of the optimizer in what it resumes from.
         self.steps = set(checkpointer.steps())
         self.saves: dict[int, Save] = {}  # Those that may not have ended.
+        self.newest: Save | None = None
         self.order: list[int] = []  # Steps saved by this run.
         self.pinned: int | None = None
 
@@ -55,15 +56,15 @@ class Run:
         return self.restored.pop(part)
 
     def check(self) -> None:
-        """Raises a failure in the background."""
-        self.companions.check()
-        self.checkpointer.check()
+        """Raises a failure in the background, but not that the disk hangs: training goes on."""
+        unless_disk_hangs(self.companions.check)
+        unless_disk_hangs(self.checkpointer.check)
 
     def save(self, step: int, gather: Callable[[], tuple[dict[str, Any], Files]], buffers: Sequence[str]) -> None:
         """Starts the save of a tree of the form in `contents`, with the files beside it. `gather` runs within, so that
         its error reaches the ranks that would wait for this one. Of the model's `buffers` rank 0's count."""
         if step in self.saves:
-            self.saves[step].wait()
+            unless_disk_hangs(self.saves[step].wait)
         files: dict[str, bytes | PurePath] = {}
         replicas: Any = None
 
@@ -93,15 +94,15 @@ class Run:
         self.checkpointer._comparison.saved(save)
         if leads:
             self.companions.add(save, files)
-        self.saves[step] = save
+        self.saves[step] = self.newest = save
         self.steps.add(step)
         self.order.append(step)
 
     def save_sharded(self, step: int, model: Any, optimizer: Any, shared: dict[str, Any], own: dict[str, Any]) -> None:
         """The same for a model that FSDP2 has sharded; without files."""
         if step in self.saves:
-            self.saves[step].wait()
-        self.saves[step] = sharded.start(
+            unless_disk_hangs(self.saves[step].wait)
+        self.saves[step] = self.newest = sharded.start(
             self.checkpointer, step, model, optimizer, shared, own, replace=step in self.order
         )
         self.steps.add(step)
@@ -109,7 +110,9 @@ class Run:
 
     def pin_best(self, best: int | None, wait: bool) -> None:
         """Pins the best model's checkpoint, and unpins the previous best."""
-        self.saves = {one: save for one, save in self.saves.items() if not save.done()}
+        ended = {step: save for step, save in self.saves.items() if save.done()}
+        self.saves = {step: save for step, save in self.saves.items() if step not in ended}
+        self.steps -= {step for step, save in ended.items() if save.stats["phase"] == "failed"}
         if self.keep_last == 0 or best is None or best == self.pinned or best not in self.steps:
             return
         if save := self.saves.get(best):
@@ -133,10 +136,13 @@ class Run:
                 self.checkpointer.remove(step)
 
     def finish(self, best: int | None) -> None:
-        """Returns when every save is durable; raises the first failure."""
+        """Returns when every save has ended; raises the first failure. A disk that hung and has answered since has
+        cost no more than the saves that the log names."""
         if self.checkpointer.rank == 0:
             self.companions.finish()
-        self.companions.check()
-        self.checkpointer.drain()
-        self.checkpointer.check()
+        unless_disk_hangs(self.companions.check)
+        unless_disk_hangs(self.checkpointer.drain)
+        unless_disk_hangs(self.checkpointer.check)
+        if self.newest is not None:
+            self.newest.wait()
         self.pin_best(best, wait=True)

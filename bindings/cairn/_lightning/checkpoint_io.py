@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .._checkpointer import Checkpointer
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, unless_disk_hangs
 from .._memory import cloned
 from .._path_store import PathStore
 from .._paths import local_path
@@ -59,7 +59,7 @@ class CheckpointIO(_CheckpointIO):
         written."""
         if storage_options is not None:
             raise TypeError("storage_options: expected None, because Cairn saves to local filesystems")
-        self._store.check()
+        unless_disk_hangs(self._store.check)
         if self._module is not None:
             save = self._start(self._with_cloned_buffers(checkpoint), path)
             if os.path.basename(path).startswith("hpc_ckpt_"):
