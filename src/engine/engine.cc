@@ -8,6 +8,7 @@
 
 #include "base/status_macros.h"
 #include "base/thread.h"
+#include "store/commit.h"
 #include "store/list.h"
 #include "store/remove.h"
 
@@ -146,7 +147,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
 
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
-  while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.scanning) {
+  while (!stopping_ || !jobs_.empty() || !removals_.empty() || looking_ || context_.scanning) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // Touch the pool's pages only while idle; a save touches the pages that it uses. The pool may have grown.
@@ -247,6 +248,7 @@ void Engine::RemoveEndedJobs() {
     if ((*job)->settled() && !was_behind) {
       const SaveStats stats = task->stats();
       retires = retires || status.ok();
+      if (status.ok() && retains() && task->plan().admitted) unseen_.push_back(task->plan().step);
       {
         MutexLock lock(mutex_);
         std::erase(tasks_, task);
@@ -274,9 +276,9 @@ void Engine::RemoveEndedJobs() {
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
+  if (retires) Retire();
   // Only after a save has ended: otherwise a root that cannot be read would be listed endlessly.
   if (ended && relist_due_) Relist();
-  if (retires) Retire();
 }
 
 SparePolicy Engine::Spares() const {
@@ -340,17 +342,51 @@ void Engine::Relist() {
   });
 }
 
+bool Engine::retains() const { return context_.parts.group->rank() == 0 && context_.parts.options.keep_last != 0; }
+
 void Engine::Retire() {
-  if (context_.parts.group->rank() == 0) {
+  if (!looking_) LookAtNext();
+}
+
+void Engine::LookAtNext() {
+  looking_ = !unseen_.empty();
+  if (looking_) {
+    const std::uint64_t step = unseen_.front();
+    const std::string attempt = context_.parts.ledger->AttemptOf(step);
+    return RunTask(*context_.queue, LookForStep(context_.parts.root, step, attempt),
+                   [this, step, attempt](const Status& status) { OnLooked(step, attempt, status); });
+  }
+  if (retains()) {
     const std::vector<std::uint64_t> steps = context_.parts.ledger->Retire();
     removals_.insert(removals_.end(), steps.begin(), steps.end());
   }
   RemoveNext();
 }
 
+void Engine::OnLooked(std::uint64_t step, const std::string& attempt, const Status& status) {
+  unseen_.pop_front();
+  if (status.ok()) return LookAtNext();
+  if (status.code() == StatusCode::kNotFound) {
+    if (!context_.parts.ledger->FoundMissing(step, attempt)) return LookAtNext();
+    relist_due_ = true;
+  } else {
+    context_.parts.ledger->FoundDamaged(step, attempt);
+  }
+  context_.Notify(
+      {.severity = Severity::kWarning,
+       .step = step,
+       .status = status,
+       .message = fmt::format("step {} was saved durably, but {}; no older checkpoint is removed for it: does the disk "
+                              "lose renames, or has somebody removed the step?",
+                              step, status.message())});
+  looking_ = false;
+  RemoveNext();
+}
+
 void Engine::RemoveNext() {
   if (context_.scanning || removal_in_flight_) return;
   if (removals_.empty()) {
+    if (looking_) return;
     MutexLock lock(mutex_);
     removing_ = false;
     changed_.NotifyAll();

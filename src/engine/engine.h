@@ -77,7 +77,10 @@ class Engine {
   [[nodiscard]] bool CopiesPaused() const;
   void CheckDevices();
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
+  /// Looks at the new steps by their names, and lets retention remove older ones only if they are there.
   void Retire();
+  void LookAtNext();
+  void OnLooked(std::uint64_t step, const std::string& attempt, const Status& status);
   /// Runs while training starts, because unlinking a file as large as a checkpoint may take long.
   void SweepLeftovers();
   /// Lists the root again after an unknown outcome.
@@ -88,6 +91,7 @@ class Engine {
   void RemoveNext();
   void NotifyRemoval(std::uint64_t step, const Removal& removal);
   [[nodiscard]] SparePolicy Spares() const;
+  [[nodiscard]] bool retains() const;
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
   // For the engine's thread, except context_.parts, inbox and pauses. Jobs are oldest first.
@@ -99,6 +103,9 @@ class Engine {
   bool copies_paused_ = false;
   bool relist_due_ = false;
   bool removal_in_flight_ = false;
+  // Durable steps that have not been looked at by their names.
+  std::deque<std::uint64_t> unseen_;
+  bool looking_ = false;
   bool stopping_ = false;
   bool unsupported_reported_ = false;
   std::thread thread_;

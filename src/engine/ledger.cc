@@ -180,6 +180,16 @@ void Ledger::FoundDamaged(std::uint64_t step, const std::string& attempt) {
   found->second.status = Error(StatusCode::kCorrupt, "step {} was found damaged", step);
 }
 
+bool Ledger::FoundMissing(std::uint64_t step, const std::string& attempt) {
+  MutexLock lock(mutex_);
+  const auto found = committed_.find(step);
+  if (found == committed_.end() || found->second.attempt != attempt) return false;
+  if (in_flight_.contains(step) || retiring_.contains(step)) return false;
+  committed_.erase(found);
+  unknown_.insert_or_assign(step, Unknown{});
+  return true;
+}
+
 Status Ledger::BeginRemoval(std::uint64_t step) {
   MutexLock lock(mutex_);
   if (in_flight_.contains(step))

@@ -55,6 +55,10 @@ class Ledger {
   [[nodiscard]] std::vector<CheckpointInfo> NewestFirst() const CAIRN_EXCLUDES(mutex_);
   /// A read found a committed step damaged: it no longer counts and is not removed.
   void FoundDamaged(std::uint64_t step, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
+  /// A committed step is not under its name: it no longer counts, as after WithdrawUnknown. Relist must follow. False
+  /// if that is no surprise, because the step is being saved again, removed or published, or `attempt` is not its
+  /// newest.
+  [[nodiscard]] bool FoundMissing(std::uint64_t step, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
 
  private:

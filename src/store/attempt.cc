@@ -50,16 +50,18 @@
 //    without waiting for them.
 //    A save that the disk has not answered for stall_timeout is given up: not once the rename is submitted, whose
 //    outcome is unknown until the disk answers, and right before it the commit looks whether it was given up.
-// 6. Retire (remove.cc). Only now is the save durable, and only now may older checkpoints go. Rename step-N to
-//    `.retired-<uuid>` and fsync the root. Until that returns, nothing in the folder is touched, because a power cut
-//    could bring the name back. What step-N replaced is retired before it, if it still exists, so that no opening
-//    writer takes it for step-N. A checkpoint that is being read has a shared lock on its manifest, and stays. Then
-//    unlink its files. With recycling, shard files that nobody else has open, mapped or linked are kept, and the folder
-//    is renamed to the first free of `.spare-0`, `.spare-1` and so on: for every rank, files under these names belong
-//    durably to no checkpoint. Spares and attempts in flight together are one more than the attempts that may be in
-//    flight, so that consecutive saves always find a spare. Spares are unlinked when the disk is full, and at the end.
-//    A sweep keeps them and makes more from the attempts and removals that a killed writer left, which belong to no
-//    checkpoint either. Writes that the dead process still has in flight keep its file open, which the lease detects.
+// 6. Retire (remove.cc). Only now is the save durable, and only now may older checkpoints go. First the new step is
+//    looked for by its name: if a disk has lost its rename, nothing goes, also not what it replaced, and it does not
+//    count any more. Rename step-N to `.retired-<uuid>` and fsync the root. Until that returns, nothing in the folder
+//    is touched, because a power cut could bring the name back. What step-N replaced is retired before it, if it still
+//    exists, so that no opening writer takes it for step-N. A checkpoint that is being read has a shared lock on its
+//    manifest, and stays. Then unlink its files. With recycling, shard files that nobody else has open, mapped or
+//    linked are kept, and the folder is renamed to the first free of `.spare-0`, `.spare-1` and so on: for every rank,
+//    files under these names belong durably to no checkpoint. Spares and attempts in flight together are one more than
+//    the attempts that may be in flight, so that consecutive saves always find a spare. Spares are unlinked when the
+//    disk is full, and at the end. A sweep keeps them and makes more from the attempts and removals that a killed
+//    writer left, which belong to no checkpoint either. Writes that the dead process still has in flight keep its file
+//    open, which the lease detects.
 
 #include "store/attempt.h"
 

@@ -35,13 +35,12 @@ Status UnknownCommit(std::uint64_t step, const std::string& uuid, const Status& 
                why.message());
 }
 
-IoTask<Status> FindTask(PathAt root, std::uint64_t step, std::string uuid) {
+IoTask<Status> LookTask(PathAt root, std::uint64_t step, std::string uuid, UniqueFd& root_fd) {
   const auto unknown = [step, &uuid](const Status& why) { return UnknownCommit(step, uuid, why); };
   const auto other = [step, &uuid](const std::string& found) {
     return Error(StatusCode::kNotFound, "step {} of attempt {} is not committed: {}", step, uuid, found);
   };
   const PathAt path = JoinPath(JoinPath(root, StepName(step)), kManifestName);
-  UniqueFd root_fd;
   UniqueFd manifest_fd;
   IoResult opened = co_await io::OpenDirectory(root, /*follow=*/true, root_fd);
   if (!opened.ok()) co_return unknown(opened.status);
@@ -65,8 +64,14 @@ IoTask<Status> FindTask(PathAt root, std::uint64_t step, std::string uuid) {
   if (manifest->attempt != uuid || manifest->step != step) {
     co_return other(fmt::format("{} is attempt {}", path, manifest->attempt));
   }
+  co_return Status::Ok();
+}
+
+IoTask<Status> FindTask(PathAt root, std::uint64_t step, std::string uuid) {
+  UniqueFd root_fd;
+  CAIRN_CO_RETURN_IF_ERROR(co_await LookTask(root, step, uuid, root_fd));
   IoResult durable = co_await io::Fsync(root_fd, root.text());
-  if (!durable.ok()) co_return unknown(durable.status);
+  if (!durable.ok()) co_return UnknownCommit(step, uuid, durable.status);
   co_return Status::Ok();
 }
 
@@ -285,11 +290,26 @@ IoTask<Status> FolderCommit::ResolveFailedRename(IoResult renamed) {
 
 IoTask<Status> FolderCommit::RemoveOld() {
   old_lock_.reset();  // NFS would rename an open file instead of removing it, and keep the folder.
+  if (old_ != Old::kExchanged && old_ != Old::kAside) co_return Status::Ok();
+  const std::uint64_t step = spec_.manifest.step;
+  const Status there = co_await LookForStep(spec_.root, step, spec_.manifest.attempt);
+  if (there.code() == StatusCode::kNotFound) {
+    co_return Error(StatusCode::kUnknownOutcome,
+                    "step {}: its rename into place succeeded, but {}; its old checkpoint stays", step,
+                    there.message());
+  }
+  // Nobody could look, but it is durable. The next opening, or a removal of the step, removes the old one.
+  if (!there.ok()) co_return Status::Ok();
   Leftovers left;
   if (old_ == Old::kExchanged) static_cast<void>(co_await RemoveFolder(spec_.folder, left));
   // Only this commit's: a writer that has taken over may be replacing the step again.
   if (old_ == Old::kAside) static_cast<void>(co_await RemoveReplacedFolder(spec_.root, replaced_path_));
   co_return Status::Ok();
+}
+
+IoTask<Status> LookForStep(PathAt root, std::uint64_t step, std::string uuid) {
+  UniqueFd root_fd;
+  co_return co_await LookTask(std::move(root), step, std::move(uuid), root_fd);
 }
 
 void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& uuid, StatusDone done) {

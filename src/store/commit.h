@@ -68,7 +68,8 @@ class FolderCommit {
   /// over or the attempt was given up; what the gate says, if it is closed; UnknownOutcome if only the fsync failed, or
   /// the rename's outcome is unknown.
   IoTask<Status> RenameIntoPlace();
-  /// Removes the old checkpoint. Never fails: the next writer removes what is left.
+  /// Removes the old checkpoint. UnknownOutcome, with nothing removed, if the new one is not under its name. Never
+  /// fails otherwise: the next writer removes what is left.
   IoTask<Status> RemoveOld();
 
  private:
@@ -101,6 +102,10 @@ class FolderCommit {
   UniqueFd manifest_fd_;
   std::optional<Flock> old_lock_;
 };
+
+/// Looks by its name, opened anew, whether step-N is the attempt `uuid`. NotFound if there is no step-N or it is
+/// another attempt's. UnknownOutcome if the disk cannot be read.
+IoTask<Status> LookForStep(PathAt root, std::uint64_t step, std::string uuid);
 
 /// Step 5 on a rank that received no outcome: does step-N hold the attempt `uuid`? If so, fsyncs the root and returns
 /// Ok. NotFound if there is no step-N or it is another attempt's. UnknownOutcome if the disk cannot be read.
