@@ -248,7 +248,7 @@ void Engine::RemoveEndedJobs() {
     if ((*job)->settled() && !was_behind) {
       const SaveStats stats = task->stats();
       retires = retires || status.ok();
-      if (status.ok() && retains() && task->plan().admitted) unseen_.push_back(task->plan().step);
+      if (status.ok() && (retains() || unnamed_) && task->plan().admitted) unseen_.push_back(task->plan().step);
       {
         MutexLock lock(mutex_);
         std::erase(tasks_, task);
@@ -307,8 +307,9 @@ void Engine::EndScan() {
 
 void Engine::SweepLeftovers() {
   BeginScan();
-  Sweep(*context_.queue, context_.parts.root, Spares(), [this](const std::vector<std::string>& left) {
-    for (const std::string& why : left) context_.Notify({.severity = Severity::kWarning, .message = why});
+  Sweep(*context_.queue, context_.parts.root, Spares(), [this](Swept swept) {
+    for (const std::string& why : swept.left) context_.Notify({.severity = Severity::kWarning, .message = why});
+    unnamed_ = std::move(swept.unnamed);
     CheckKept();
   });
 }
@@ -365,6 +366,10 @@ void Engine::LookAtNext() {
 
 void Engine::OnLooked(std::uint64_t step, const std::string& attempt, const Status& status) {
   unseen_.pop_front();
+  if (status.ok() && unnamed_) {
+    const PathAt folder = JoinPath(context_.parts.root, std::exchange(unnamed_, std::nullopt)->folder);
+    return RunTask(*context_.queue, RemoveUnnamed(folder), [this](const Status&) { LookAtNext(); });
+  }
   if (status.ok()) return LookAtNext();
   if (status.code() == StatusCode::kNotFound) {
     if (!context_.parts.ledger->FoundMissing(step, attempt)) return LookAtNext();

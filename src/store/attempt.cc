@@ -61,7 +61,8 @@
 //    the attempts that may be in flight, so that consecutive saves always find a spare. Spares are unlinked when the
 //    disk is full, and at the end. A sweep keeps them and makes more from the attempts and removals that a killed
 //    writer left, which belong to no checkpoint either. Writes that the dead process still has in flight keep its file
-//    open, which the lease detects.
+//    open, which the lease detects. It leaves one complete attempt (unnamed.h) until the next save is durable: a disk
+//    may have lost the rename of a save that was acknowledged.
 
 #include "store/attempt.h"
 

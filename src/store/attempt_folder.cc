@@ -13,13 +13,6 @@
 #include "store/remove.h"
 
 namespace cairn {
-namespace {
-
-// The sticky bit: it has a meaning only for directories that several users write.
-constexpr mode_t kGivenUp = S_ISVTX;
-
-}  // namespace
-
 AttemptFolder::AttemptFolder(PathAt root, std::string uuid, unsigned mode)
     : root_(std::move(root)),
       uuid_(std::move(uuid)),
@@ -78,7 +71,7 @@ IoTask<AttemptFolder::Taken> AttemptFolder::RenameToRetired(Status& why) {
 
 IoTask<Status> AttemptFolder::MarkGivenUp() {
   co_return co_await io::OnThread(path_.text(), [this] {
-    if (::fchmod(fd_.get(), mode_ | kGivenUp) == 0) return Status::Ok();
+    if (::fchmod(fd_.get(), mode_ | kGivenUpMark) == 0) return Status::Ok();
     return ErrnoStatus(errno, "marking " + path_.text());
   });
 }
@@ -88,7 +81,7 @@ IoTask<bool> AttemptFolder::IsGivenUp() {
   static_cast<void>(co_await io::OnThread(path_.text(), [&] {
     struct stat found {};
     // In this order: the folder loses the name only after it has the mark.
-    given_up = IsSameFile(retired_, fd_) || (::fstat(fd_.get(), &found) == 0 && (found.st_mode & kGivenUp) != 0);
+    given_up = IsSameFile(retired_, fd_) || (::fstat(fd_.get(), &found) == 0 && (found.st_mode & kGivenUpMark) != 0);
     return Status::Ok();
   }));
   co_return given_up;

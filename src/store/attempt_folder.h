@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <string>
 
@@ -8,6 +10,10 @@
 #include "io/io_task.h"
 
 namespace cairn {
+
+/// The mode that marks a folder as given up. The sticky bit: it has a meaning only for directories that several users
+/// write.
+inline constexpr mode_t kGivenUpMark = S_ISVTX;
 
 /// The folder of one attempt, `.attempt-<uuid>`, held open. Rank 0 makes it before it announces the attempt; the other
 /// ranks open it after that. A rank that has renamed it away knows that the attempt will never be committed.

@@ -18,6 +18,7 @@
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/pins.h"
+#include "store/space.h"
 
 namespace cairn {
 namespace {
@@ -132,20 +133,54 @@ IoTask<Status> List(const PathAt& root, std::vector<FolderEntry>& found) {
   });
 }
 
-IoTask<Status> SweepTask(PathAt root, SparePolicy spares, std::shared_ptr<Leftovers> left) {
+IoTask<Status> FindUnnamed(const PathAt& root, const std::vector<FolderEntry>& entries, Swept& swept) {
+  return io::OnThread(root.text(), [&root, &entries, &swept] {
+    swept.unnamed = FindUnnamedAttempt(root, entries);
+    return Status::Ok();
+  });
+}
+
+/// Whether the unnamed attempt may stay, after all else has gone.
+Status KeepUnnamed(const PathAt& root, Swept& swept) {
+  const UnnamedAttempt& found = *swept.unnamed;
+  const PathAt path = JoinPath(root, found.folder);
+  const std::string what = fmt::format(
+      "{} seems to be step {}, complete and newer than all others, but without its name: its writer was "
+      "killed before the rename, or the disk has lost the rename",
+      path, found.step);
+  const Status room = CheckFreeSpace(root, path.text(), found.bytes);
+  if (room.ok()) {
+    swept.left.push_back(
+        fmt::format("{}. It stays until the next save is durable. To use it, end the job and rename it to "
+                    "{}",
+                    what, StepName(found.step)));
+  } else {
+    swept.left.push_back(
+        fmt::format("{}. It is removed, because the next save needs its space: {}", what, room.message()));
+    swept.unnamed.reset();
+  }
+  return Status::Ok();
+}
+
+IoTask<Status> SweepTask(PathAt root, SparePolicy spares, std::shared_ptr<Swept> swept) {
   std::vector<FolderEntry> found;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
-  std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
+  CAIRN_CO_RETURN_IF_ERROR(co_await FindUnnamed(root, found, *swept));
+  const std::string unnamed = swept->unnamed ? swept->unnamed->folder : std::string();
+  std::erase_if(found, [&](const FolderEntry& entry) { return !IsLeftover(entry.name) || entry.name == unnamed; });
   // Spares first, so that they keep their folders.
   std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
   for (const FolderEntry& entry : found) {
     if (entry.directory && IsAttemptName(entry.name)) continue;  // Of a save in flight.
     if (entry.directory) {
-      static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, *left));
+      static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, swept->left));
     } else {
-      left->push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
+      swept->left.push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
     }
   }
+  if (unnamed.empty()) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root.text(), [&] { return KeepUnnamed(root, *swept); }));
+  if (!swept->unnamed) co_return co_await RemoveRecycling(root, unnamed, spares, swept->left);
   co_return Status::Ok();
 }
 
@@ -296,6 +331,11 @@ IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left) {
   co_return co_await removal.Run();
 }
 
+IoTask<Status> RemoveUnnamed(PathAt folder) {
+  Leftovers left;  // The next sweep removes them.
+  co_return co_await RemoveFolder(folder, left);
+}
+
 IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SparePolicy& policy,
                                Leftovers& left) {
   FolderRemoval removal(root, JoinPath(root, name), policy, left);
@@ -380,10 +420,10 @@ Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64
 }
 
 void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done) {
-  const auto left = std::make_shared<Leftovers>();
-  RunTask(queue, SweepTask(root, spares, left), [left, done = std::move(done)](const Status& status) {
-    if (!status.ok()) left->push_back(status.message());
-    done(std::move(*left));
+  const auto swept = std::make_shared<Swept>();
+  RunTask(queue, SweepTask(root, spares, swept), [swept, done = std::move(done)](const Status& status) {
+    if (!status.ok()) swept->left.push_back(status.message());
+    done(std::move(*swept));
   });
 }
 

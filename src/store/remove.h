@@ -11,6 +11,7 @@
 #include "io/io_task.h"
 #include "store/locks.h"
 #include "store/spare.h"
+#include "store/unnamed.h"
 #include "store/writer.h"
 
 namespace cairn {
@@ -95,12 +96,21 @@ void RemoveCheckpoint(IoQueue& queue, const PathAt& root, std::uint64_t step, Re
 [[nodiscard]] Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64_t step,
                                                RemovalOptions options);
 
-/// What the sweep could not remove and why, one sentence each. Worth a warning; harmless.
-using SweepDone = std::function<void(std::vector<std::string> left)>;
+struct Swept {
+  /// What the sweep did not remove and why, one sentence each. Worth a warning; harmless.
+  std::vector<std::string> left;
+  /// The complete attempt among that, in the root. Remove it once a checkpoint of this writer is durable.
+  std::optional<UnnamedAttempt> unnamed;
+};
+using SweepDone = std::function<void(Swept swept)>;
 /// Removes what crashed saves and removals left in the root: retired folders, including attempts that Root::Open has
-/// renamed, and spares. Files that the policy selects become or stay spares. Only for the writer that holds the root
-/// open. On the queue's thread; `done` comes once, never from within the call.
+/// renamed, and spares. Files that the policy selects become or stay spares. A complete attempt (see
+/// FindUnnamedAttempt) stays if the disk has room for it and a new one. Only for the writer that holds the root open.
+/// On the queue's thread; `done` comes once, never from within the call.
 void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done);
+
+/// Removes the complete attempt that a sweep has left. Best effort.
+IoTask<Status> RemoveUnnamed(PathAt folder);
 
 /// Unlinks the spares if this process is still the writer. Blocking; needs exclusive use of the queue. Best effort: the
 /// next writer removes the rest.

@@ -161,6 +161,8 @@ IoTask<Status> Root::RenameAway(const PathAt& path, const PathAt& to) {
 IoTask<Status> Root::Fence() {
   const Result<std::vector<FolderEntry>> entries = ListRoot(at_);
   CAIRN_CO_RETURN_IF_ERROR(entries.status());
+  std::set<std::string> there;
+  for (const FolderEntry& entry : *entries) there.insert(entry.name);
   for (const FolderEntry& entry : *entries) {
     const PathAt path = JoinPath(at_, entry.name);
     if (!entry.directory && IsDraft(entry.name)) {
@@ -168,7 +170,10 @@ IoTask<Status> Root::Fence() {
       if (!removed.ok() && removed.error != ENOENT) co_return removed.status;
     }
     if (!entry.directory || !IsAttemptName(entry.name)) continue;
-    CAIRN_CO_RETURN_IF_ERROR(co_await RenameAway(path, JoinPath(at_, RetiredName(MakeUuid()))));
+    // Named after the attempt, so that the sweep can tell it from what retention has retired.
+    std::string retired = RetiredName(entry.name.substr(AttemptName({}).size()));
+    if (there.contains(retired)) retired = RetiredName(MakeUuid());
+    CAIRN_CO_RETURN_IF_ERROR(co_await RenameAway(path, JoinPath(at_, retired)));
   }
   CAIRN_CO_RETURN_IF_ERROR(co_await PutBackReplaced());
   // Renames of a killed writer may not be on the disk yet. They must be before anything is listed or touched.

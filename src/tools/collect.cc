@@ -70,7 +70,7 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> root, Root::Open(*queue, {.path = options.root}));
   const PathAt& at = root->at();
   std::optional<std::vector<std::string>> left;
-  Sweep(*queue, at, {}, [&left](std::vector<std::string> found) { left = std::move(found); });
+  Sweep(*queue, at, {}, [&left](Swept swept) { left = std::move(swept.left); });
   while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
   for (const std::string& why : *left) fmt::print(stderr, "{}\n", why);
   CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));

@@ -21,9 +21,11 @@ namespace cairn {
 namespace {
 
 using testing::Contains;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::StartsWith;
 
 class LyingQueue : public ForwardingQueue {
  public:
@@ -109,6 +111,28 @@ TEST_F(LyingDisk, ReplacedStepStays) {
   EXPECT_EQ(replaced.code(), StatusCode::kUnknownOutcome);
   EXPECT_THAT(replaced.message(), HasSubstr("its old checkpoint stays"));
   EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(1)), Status::Ok());
+}
+
+TEST_F(LyingDisk, CompleteAttemptWithoutANameStaysUntilTheNextSaveIsDurable) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Save(1, /*lies=*/false), Status::Ok());
+  ASSERT_EQ(Save(2, /*lies=*/true), Status::Ok());
+  checkpointer_.reset();
+  ASSERT_THAT(Leftovers(root()), ElementsAre(StartsWith(".attempt-")));
+
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+
+  const std::vector<std::string> left = Leftovers(root());
+  ASSERT_THAT(left, ElementsAre(StartsWith(".retired-")));
+  EXPECT_THAT(warnings(), Contains(HasSubstr(left[0] + " seems to be step 2, complete and newer than all others")));
+  // Whoever knows better may have it.
+  const std::filesystem::path other = dir_ / "other";
+  std::filesystem::create_directory(other);
+  std::filesystem::copy(root() + "/" + left[0], other / StepName(2));
+  EXPECT_EQ(RestoreAndCompare(*OpenOrFail(SmallOptions(other)), Step(2)), Status::Ok());
+  ASSERT_EQ(Save(3, /*lies=*/false), Status::Ok());
+  EXPECT_THAT(Leftovers(root()), Each(StartsWith(".spare-")));
 }
 
 TEST_F(LyingDisk, StepThatWasRemovedMeanwhileIsNoSurprise) {

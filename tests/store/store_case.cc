@@ -230,10 +230,14 @@ Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::
 }
 
 std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SparePolicy& spares) {
-  std::optional<std::vector<std::string>> left;
-  Sweep(queue, root, spares, [&left](std::vector<std::string> found) { left = std::move(found); });
-  while (!left) EXPECT_TRUE(queue.RunOnce(Deadline::Infinite()).ok());
-  return *left;
+  std::optional<Swept> swept;
+  Sweep(queue, root, spares, [&swept](Swept result) { swept = std::move(result); });
+  while (!swept) EXPECT_TRUE(queue.RunOnce(Deadline::Infinite()).ok());
+  if (swept->unnamed) {
+    swept->left.pop_back();
+    EXPECT_EQ(RunTaskBlocking(queue, RemoveUnnamed(root + "/" + swept->unnamed->folder)), Status::Ok());
+  }
+  return swept->left;
 }
 
 Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path, const SparePolicy& spares) {

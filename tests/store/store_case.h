@@ -106,7 +106,7 @@ Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
 Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards = 1,
               std::string* why = nullptr, std::uint64_t folders = 1);
 
-/// Returns what the sweep of an open root had to leave.
+/// Returns what the sweep of an open root had to leave, but for a complete attempt, which it then removes.
 std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SparePolicy& spares = {});
 /// Opens the root as coordinator and sweeps it. Leftovers are a test failure.
 [[nodiscard]] Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path,

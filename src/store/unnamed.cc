@@ -1,0 +1,50 @@
+#include "store/unnamed.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "store/attempt_folder.h"
+#include "store/list.h"
+#include "store/names.h"
+
+namespace cairn {
+namespace {
+
+std::pair<std::uint64_t, std::uint64_t> Age(const CheckpointInfo& info) { return {info.generation, info.step}; }
+
+bool GivenUp(const PathAt& folder) {
+  struct stat found {};
+  const int failed = ::fstatat(folder.directory(), folder.c_str(), &found, AT_SYMLINK_NOFOLLOW);
+  return failed != 0 || (found.st_mode & kGivenUpMark) != 0;
+}
+
+}  // namespace
+
+std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root, const std::vector<FolderEntry>& entries) {
+  const auto named = [&entries](const std::string& name) {
+    return std::any_of(entries.begin(), entries.end(), [&](const FolderEntry& entry) { return entry.name == name; });
+  };
+  std::optional<CheckpointInfo> newest;
+  for (const FolderEntry& entry : entries) {
+    // What retention, a removal or a publication has retired has another name than its attempt's.
+    if (!entry.directory || !IsLeftover(entry.name) || IsSpareName(entry.name) || IsAttemptName(entry.name)) continue;
+    const PathAt folder = JoinPath(root, entry.name);
+    const Result<StoredCheckpoint> found = ReadCheckpointFolder(folder.text());
+    if (!found.ok() || entry.name != RetiredName(found->info.attempt) || GivenUp(folder)) continue;
+    if (named(StepName(found->info.step)) || !CheckShardFiles(*found).ok()) continue;
+    if (!newest || Age(*newest) < Age(found->info)) newest = found->info;
+  }
+  if (!newest) return std::nullopt;
+  const Result<std::vector<CheckpointInfo>> list = ListInfos(root);
+  if (!list.ok()) return std::nullopt;
+  const bool older = std::any_of(list->begin(), list->end(), [&newest](const CheckpointInfo& one) {
+    return one.status.ok() && Age(*newest) < Age(one);
+  });
+  if (older) return std::nullopt;
+  return UnnamedAttempt{.folder = RetiredName(newest->attempt), .step = newest->step, .bytes = newest->bytes};
+}
+
+}  // namespace cairn
