@@ -365,16 +365,19 @@ void Engine::LookAtNext() {
 }
 
 void Engine::OnLooked(std::uint64_t step, const std::string& attempt, const Status& status) {
-  unseen_.pop_front();
+  // What cannot be read is looked at once more, before the next retirement.
+  const bool unreadable = !status.ok() && status.code() != StatusCode::kNotFound;
+  second_look_ = unreadable && !second_look_;
+  if (!second_look_) unseen_.pop_front();
   if (status.ok() && unnamed_) {
     const PathAt folder = JoinPath(context_.parts.root, std::exchange(unnamed_, std::nullopt)->folder);
     return RunTask(*context_.queue, RemoveUnnamed(folder), [this](const Status&) { LookAtNext(); });
   }
   if (status.ok()) return LookAtNext();
-  if (status.code() == StatusCode::kNotFound) {
+  if (!unreadable) {
     if (!context_.parts.ledger->FoundMissing(step, attempt)) return LookAtNext();
     relist_due_ = true;
-  } else {
+  } else if (!second_look_) {
     context_.parts.ledger->FoundDamaged(step, attempt);
   }
   context_.Notify(

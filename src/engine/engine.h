@@ -106,6 +106,8 @@ class Engine {
   // Durable steps that have not been looked at by their names.
   std::deque<std::uint64_t> unseen_;
   bool looking_ = false;
+  // The first of them could not be read.
+  bool second_look_ = false;
   // What the sweep has left until a save is durable.
   std::optional<UnnamedAttempt> unnamed_;
   bool stopping_ = false;
