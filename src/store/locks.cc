@@ -10,13 +10,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstddef>
 #include <fstream>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/uuid.h"
@@ -102,6 +105,15 @@ Result<Taken> TakeWhole(const UniqueFd& fd, const std::string& path) {
   return Taken::kYes;
 }
 
+/// Whether an open file other than this one has a lock on the whole file. None if that cannot be told.
+std::optional<bool> LockedThroughAnother(const UniqueFd& fd) {
+  struct flock asked {};
+  asked.l_type = F_WRLCK;
+  asked.l_whence = SEEK_SET;
+  if (::fcntl(fd.get(), F_OFD_GETLK, &asked) != 0) return std::nullopt;
+  return asked.l_type != F_UNLCK;
+}
+
 }  // namespace
 
 Result<WriterLock> WriterLock::Open(const PathAt& path, int more_flags, unsigned file_mode) {
@@ -126,7 +138,9 @@ Result<std::optional<WriterLock>> WriterLock::TryTake(const PathAt& root, unsign
     if (taken == Taken::kNo) return std::optional<WriterLock>();
     lock.locks_ = taken == Taken::kYes;
     // If the file was replaced between open and lock, the lock is on the wrong file.
-    if (lock.Named(root)) return std::optional(std::move(lock));
+    if (!lock.Named(root)) continue;
+    lock.Watch(path);
+    return std::optional(std::move(lock));
   }
 }
 
@@ -138,10 +152,30 @@ Result<WriterLock> WriterLock::Replace(const PathAt& root, unsigned file_mode) {
   CAIRN_ASSIGN_OR_RETURN(WriterLock lock, Open(draft, O_EXCL, file_mode));
   CAIRN_ASSIGN_OR_RETURN(const Taken taken, TakeWhole(lock.fd_, draft.text()));
   lock.locks_ = taken == Taken::kYes;
-  if (::renameat(draft.directory(), draft.c_str(), path.directory(), path.c_str()) == 0) return lock;
+  if (::renameat(draft.directory(), draft.c_str(), path.directory(), path.c_str()) == 0) {
+    lock.Watch(path);
+    return lock;
+  }
   const int error = errno;
   ::unlinkat(draft.directory(), draft.c_str(), 0);
   return ErrnoStatus(error, "taking over " + path.text());
+}
+
+void WriterLock::Watch(const PathAt& path) {
+  if (!locks_) return;
+  watch_ = UniqueFd(::openat(path.directory(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  // So that reads reach an NFS server. Where it is refused they need not.
+  static_cast<void>(::fcntl(fd_.get(), F_SETFL, O_NONBLOCK | O_DIRECT));
+  tells_ = watch_.valid() && LooksHeld();
+}
+
+bool WriterLock::Held() const { return !tells_ || LooksHeld(); }
+
+bool WriterLock::LooksHeld() const {
+  // An NFS client that could not get its lock back from the server still lists it, but fails every read through it.
+  alignas(kBlock) std::array<std::byte, kBlock> block{};
+  if (::pread(fd_.get(), block.data(), block.size(), 0) < 0 && errno == EIO) return false;
+  return LockedThroughAnother(watch_).value_or(true) && !LockedThroughAnother(fd_).value_or(false);
 }
 
 bool WriterLock::Named(const PathAt& root) const { return IsSameFile(JoinPath(root, kLockName), fd_); }

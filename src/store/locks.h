@@ -37,6 +37,9 @@ class WriterLock {
 
   /// False if the filesystem does not support locks: then only `.writer` tells writers apart.
   [[nodiscard]] bool locks() const { return locks_; }
+  /// False if this process has not released the lock, and yet does not have it any more: an NFS server that restarts
+  /// may forget locks, or give them to another client. True if that cannot be told. Never takes it again. May block.
+  [[nodiscard]] bool Held() const;
   /// `.lock` is the locked file, or does not exist.
   [[nodiscard]] bool InPlace(const PathAt& root) const;
   /// `.lock` is the locked file.
@@ -45,9 +48,16 @@ class WriterLock {
  private:
   explicit WriterLock(UniqueFd fd) : fd_(std::move(fd)), owner_(::getpid()) {}
   [[nodiscard]] static Result<WriterLock> Open(const PathAt& path, int more_flags, unsigned file_mode);
+  /// Prepares Held. Call it when the lock was taken.
+  void Watch(const PathAt& path);
+  [[nodiscard]] bool LooksHeld() const;
 
   UniqueFd fd_;
+  // Another open file of `.lock`: only such a one sees whether this lock is there.
+  UniqueFd watch_;
   bool locks_ = false;
+  // LooksHeld was true when the lock was taken. Otherwise it cannot tell on this filesystem.
+  bool tells_ = false;
   pid_t owner_;
 };
 
@@ -97,7 +107,6 @@ class ReadLock {
 /// openers on other nodes, or does not write in place.
 [[nodiscard]] Status TakeLease(const UniqueFd& fd, const std::string& name);
 /// Whether it is still held and nobody is waiting for it.
-/// Whether it is held still and nobody is waiting for it.
 [[nodiscard]] bool HoldsLease(const UniqueFd& fd);
 void ReleaseLease(const UniqueFd& fd);
 

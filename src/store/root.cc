@@ -224,23 +224,26 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
 
 Status Root::CheckWriter() const {
   if (!lock_) return Status::Ok();
-  const PathAt path = JoinPath(at_, kWriterName);
   const bool in_place = lock_->InPlace(at_);
-  if (in_place && IsSameFile(path, writer_fd_)) return Status::Ok();
+  if (!lock_->Held()) lost_ = true;
   const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
   if (!found.ok() && found.status().code() != StatusCode::kCorrupt) return found.status();
   // A new writer leaves a record. If somebody has removed it, the lock is enough, if locks are supported.
   const bool gone = found.ok() && !*found;
-  const bool copied = found.ok() && *found && (*found)->id == writer_.id;
-  if (in_place && (copied || (gone && lock_->locks() && lock_->Named(at_)))) return Status::Ok();
+  const bool own = found.ok() && *found && (*found)->id == writer_.id;
+  const bool named = in_place && (own || (gone && lock_->locks() && lock_->Named(at_)));
+  if (named && !lost_) return Status::Ok();
   struct stat directory {};
   if (::fstat(directory_.get(), &directory) == 0 && directory.st_nlink == 0) {
     return Error(StatusCode::kNotFound, "{} was removed while it was open for writing", at_);
   }
-  const std::string who = found.ok() && *found && !copied ? (*found)->Describe() : "another process";
+  const std::string who = found.ok() && *found && !own ? (*found)->Describe() : "another process";
+  const std::string what =
+      lost_ ? fmt::format("the lock of {} was lost: the NFS server may have restarted; {} may have it now", at_, who)
+            : fmt::format("{} was taken over by {}", at_, who);
   return Error(StatusCode::kFailedPrecondition,
-               "{} was taken over by {}: this writer, of epoch {}, no longer commits or removes anything there", at_,
-               who, writer_.epoch);
+               "{}: this writer, of epoch {}, no longer commits or removes anything there{}", what, writer_.epoch,
+               lost_ ? "; open the root again" : "");
 }
 
 Status Root::CheckSeen(const std::string& writer_id) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -48,7 +49,8 @@ class Root {
   /// The directory itself when writing; otherwise the path.
   [[nodiscard]] const PathAt& at() const { return at_; }
   /// FailedPrecondition if another writer has taken over: `.writer` names another, or `.lock` is another file, or both
-  /// are missing. NotFound if the directory was removed. May block; safe from any thread.
+  /// are missing. Also, and from then on always, if the lock was found lost. NotFound if the directory was removed. May
+  /// block; safe from any thread.
   [[nodiscard]] Status CheckWriter() const;
   /// The id of this Open in `.writer`.
   /// This Open's, as `.writer` has it.
@@ -75,6 +77,8 @@ class Root {
   UniqueFd directory_;
   std::optional<WriterLock> lock_;
   WriterRecord writer_;
+  // The lock was found lost: for good, because another may have been the writer meanwhile.
+  mutable std::atomic<bool> lost_ = false;
   // The open `.writer`, so that no other file gets its inode.
   UniqueFd writer_fd_;
   std::vector<std::string> notes_;

@@ -14,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
 #include "store/names.h"
+#include "support/lost_lock.h"
 #include "support/nfs_double.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
@@ -261,6 +262,31 @@ TEST_F(Nfs, DisplacedWriterFailsAndLeavesNothing) {
   ASSERT_EQ(second->Drain(Soon()), Status::Ok());
   EXPECT_THAT(ListedSteps(*second), ElementsAre(1, 2));
   ExpectNothingLeft();
+}
+
+TEST_F(Nfs, LostLockFailsEverySaveUntilTheRootIsOpenedAgain) {
+  const auto first = OpenOrFail(OptionsOnNfs(), OnNfs());
+  ASSERT_NE(first, nullptr);
+  for (const std::uint64_t step : {1, 2}) ASSERT_EQ(SaveDurably(*first, step), Status::Ok());
+  ASSERT_GT(DropLock(root() + "/.lock"), 0);
+
+  const Status lost = SaveDurably(*first, 3);
+
+  EXPECT_EQ(lost.code(), StatusCode::kFailedPrecondition) << lost;
+  EXPECT_THAT(lost.message(), HasSubstr("the lock of " + root() + " was lost"));
+  EXPECT_EQ(first->LastFailure(), lost);
+  EXPECT_EQ(SaveDurably(*first, 4), lost);
+  EXPECT_EQ(first->Remove(1), lost);
+  EXPECT_THAT(ListedSteps(*first), ElementsAre(1, 2));
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+
+  const auto second = OpenOrFail(OptionsOnNfs(), OnNfs());
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(SaveDurably(*second, 3), Status::Ok());
+  EXPECT_FALSE(SaveDurably(*first, 4).ok());
+  EXPECT_EQ(SaveDurably(*second, 4), Status::Ok());
+  ASSERT_EQ(second->Drain(Soon()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*second), ElementsAre(3, 4));
 }
 
 TEST_F(Nfs, RanksCommitAndAbandonTogether) {

@@ -18,6 +18,7 @@
 #include "support/faulty_queue.h"
 #include "support/forked.h"
 #include "support/hooked_calls.h"
+#include "support/lost_lock.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {
@@ -289,6 +290,72 @@ TEST_F(WriterTest, ReplacementDisplacedAtAnyPointLosesNothing) {
     EXPECT_TRUE(replaced || CheckContent(root_, old).ok()) << status;
     EXPECT_TRUE(replaced || !status.ok());
   }
+}
+
+TEST_F(WriterTest, LostLockEndsTheWriterForGood) {
+  const Opened root = Open();
+  ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+  ASSERT_GT(DropLock(root_ + "/.lock"), 0);
+
+  const Status lost = SaveBy(root, {.step = 2});
+
+  EXPECT_EQ(lost.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(lost.message(), HasSubstr("the lock of " + root_ + " was lost: the NFS server may have restarted"));
+  EXPECT_THAT(lost.message(), HasSubstr("open the root again"));
+  EXPECT_EQ(RetireBy(root, 1), lost);
+  EXPECT_THAT(GoodSteps(root_), ElementsAre(1));
+  {
+    const auto queue = MakeQueue();
+    const auto again = Root::Open(*queue, {.path = root_});
+    ASSERT_TRUE(again.ok()) << "the writer took it again: " << again.status();
+    EXPECT_EQ(SaveBy(*again, {.step = 3}), Status::Ok());
+  }
+  fs::remove(root_ + "/.writer");  // Now only the lock would tell.
+  EXPECT_EQ(TakeLockAgain(root_ + "/.lock"), true);
+  EXPECT_THAT(SaveBy(root, {.step = 4}).message(), HasSubstr("was lost"))
+      << "another may have been the writer meanwhile";
+}
+
+// The moment before the other writes its name.
+TEST_F(WriterTest, LostLockThatAnotherHasTakenIsFoundBeforeItIsNamed) {
+  const Opened root = Open();
+  ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+  ASSERT_GT(DropLock(root_ + "/.lock"), 0);
+  const auto other = WriterLock::TryTake(root_, 0644);
+  ASSERT_TRUE(other.ok() && *other);
+
+  EXPECT_THAT(SaveBy(root, {.step = 2}).message(), HasSubstr("was lost"));
+  EXPECT_THAT(RetireBy(root, 1).message(), HasSubstr("was lost"));
+
+  EXPECT_TRUE((*other)->Held());
+  EXPECT_THAT(GoodSteps(root_), ElementsAre(1));
+}
+
+TEST_F(WriterTest, LostLockNamesTheWriterThatHasItNow) {
+  const Opened first = Open();
+  ASSERT_GT(DropLock(root_ + "/.lock"), 0);
+  const Opened second = Open();
+
+  const Status lost = SaveBy(first, {.step = 1});
+
+  EXPECT_THAT(lost.message(),
+              HasSubstr(fmt::format("was lost: the NFS server may have restarted; this process ({}) may "
+                                    "have it now",
+                                    ::getpid())));
+  EXPECT_EQ(SaveBy(second, {.step = 1}), Status::Ok());
+}
+
+// So an NFS client answers that could not get a lock back, although it lists the lock still.
+TEST_F(WriterTest, LockWhoseFileFailsIsLost) {
+  const Opened root = Open();
+  Status lost;
+  const CallHook fails = [](const seccomp_data&) { return EIO; };
+  if (!RunHooked(SYS_pread64, fails, [&] { lost = root->CheckWriter(); })) {
+    GTEST_SKIP() << "system calls cannot be hooked here";
+  }
+
+  EXPECT_FALSE(lost.ok());
+  EXPECT_THAT(root->CheckWriter().message(), HasSubstr("was lost"));
 }
 
 // The displaced writer knows the name of the folder that its successor is replacing.
