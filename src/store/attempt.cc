@@ -2,16 +2,18 @@
 //
 // 0. Open (root.cc). Create the root and fsync its parent. Hold a descriptor of the directory: everything below is
 //    relative to it, so that moving the directory moves the writer with it. Take the writer's lock, an
-//    open-file-description lock on `.lock`. Name this writer in `.writer`, which a rename replaces. Rename every
-//    existing attempt away. Rename each `.replaced-N-*` back to step-N if there is no step-N, and retire the others.
-//    Fsync the root, so that every rename that a crash left half done is either on the disk or undone before anything
-//    is removed or listed. Only then list it. The renames are the fence: a late commit of an earlier writer either
-//    finds its attempt gone or came before the list. Each commit checks before its rename, and each retirement before
-//    and after its rename, that `.writer` and `.lock` are still this writer's, and that it still has the lock, which an
-//    NFS server may have lost. If not, it fails, and nothing is removed any more; a lost lock is never taken again,
-//    because another may have been the writer meanwhile. Then only the coordinator sweeps, while training starts: it
-//    names no attempt for a commit before it has swept, and without a name no rank begins. Readers take no lock and
-//    never sweep.
+//    open-file-description lock on `.lock`. Name this writer in `.writer`, which a rename replaces; on a full disk it
+//    is overwritten in place. (If that needs room too: do the next steps up to the fsync of the root, remove what is
+//    retired and spare, which is no checkpoint's and which only the holder of the lock may touch, and begin again.)
+//    Rename every existing attempt away. Rename each `.replaced-N-*` back to step-N if there is no step-N, and retire
+//    the others. Fsync the root, so that every rename that a crash left half done is either on the disk or undone
+//    before anything is removed or listed. Only then list it. The renames are the fence: a late commit of an earlier
+//    writer either finds its attempt gone or came before the list. Each commit checks before its rename, and each
+//    retirement before and after its rename, that `.writer` and `.lock` are still this writer's, and that it still has
+//    the lock, which an NFS server may have lost. If not, it fails, and nothing is removed any more; a lost lock is
+//    never taken again, because another may have been the writer meanwhile. Then only the coordinator sweeps, while
+//    training starts: it names no attempt for a commit before it has swept, and without a name no rank begins. Readers
+//    take no lock and never sweep.
 // 1. Begin. The coordinator creates `.attempt-<uuid>/` and only then announces it. The others open it; if it is not
 //    there, their root is a different directory. Each rank checks the free space, then creates its shard file in the
 //    folder and allocates its blocks. The file is new, or a spare of this rank (see 6), whose blocks count as free. A

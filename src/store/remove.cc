@@ -162,28 +162,6 @@ Status KeepUnnamed(const PathAt& root, Swept& swept) {
   return Status::Ok();
 }
 
-IoTask<Status> SweepTask(PathAt root, SparePolicy spares, std::shared_ptr<Swept> swept) {
-  std::vector<FolderEntry> found;
-  CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
-  CAIRN_CO_RETURN_IF_ERROR(co_await FindUnnamed(root, found, *swept));
-  const std::string unnamed = swept->unnamed ? swept->unnamed->folder : std::string();
-  std::erase_if(found, [&](const FolderEntry& entry) { return !IsLeftover(entry.name) || entry.name == unnamed; });
-  // Spares first, so that they keep their folders.
-  std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
-  for (const FolderEntry& entry : found) {
-    if (entry.directory && IsAttemptName(entry.name)) continue;  // Of a save in flight.
-    if (entry.directory) {
-      static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, swept->left));
-    } else {
-      swept->left.push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
-    }
-  }
-  if (unnamed.empty()) co_return Status::Ok();
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root.text(), [&] { return KeepUnnamed(root, *swept); }));
-  if (!swept->unnamed) co_return co_await RemoveRecycling(root, unnamed, spares, swept->left);
-  co_return Status::Ok();
-}
-
 /// Renames one folder, as it was found and locked, to `.retired-<uuid>` in the root, durably.
 class Retirement {
  public:
@@ -419,9 +397,31 @@ Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64
   return *removal;
 }
 
+IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept) {
+  std::vector<FolderEntry> found;
+  CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
+  CAIRN_CO_RETURN_IF_ERROR(co_await FindUnnamed(root, found, swept));
+  const std::string unnamed = swept.unnamed ? swept.unnamed->folder : std::string();
+  std::erase_if(found, [&](const FolderEntry& entry) { return !IsLeftover(entry.name) || entry.name == unnamed; });
+  // Spares first, so that they keep their folders.
+  std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
+  for (const FolderEntry& entry : found) {
+    if (entry.directory && IsAttemptName(entry.name)) continue;  // Of a save in flight.
+    if (entry.directory) {
+      static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, swept.left));
+    } else {
+      swept.left.push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
+    }
+  }
+  if (unnamed.empty()) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root.text(), [&] { return KeepUnnamed(root, swept); }));
+  if (!swept.unnamed) co_return co_await RemoveRecycling(root, unnamed, spares, swept.left);
+  co_return Status::Ok();
+}
+
 void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done) {
   const auto swept = std::make_shared<Swept>();
-  RunTask(queue, SweepTask(root, spares, swept), [swept, done = std::move(done)](const Status& status) {
+  RunTask(queue, SweepTask(root, spares, *swept), [swept, done = std::move(done)](const Status& status) {
     if (!status.ok()) swept->left.push_back(status.message());
     done(std::move(*swept));
   });

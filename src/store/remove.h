@@ -102,11 +102,13 @@ struct Swept {
   /// The complete attempt among that, in the root. Remove it once a checkpoint of this writer is durable.
   std::optional<UnnamedAttempt> unnamed;
 };
-using SweepDone = std::function<void(Swept swept)>;
 /// Removes what crashed saves and removals left in the root: retired folders, including attempts that Root::Open has
 /// renamed, and spares. Files that the policy selects become or stay spares. A complete attempt (see
-/// FindUnnamedAttempt) stays if the disk has room for it and a new one. Only for the writer that holds the root open.
-/// On the queue's thread; `done` comes once, never from within the call.
+/// FindUnnamedAttempt) stays if the disk has room for it and a new one. Only for the writer that holds the root's lock,
+/// after an fsync of the root.
+IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept);
+using SweepDone = std::function<void(Swept swept)>;
+/// The same. On the queue's thread; `done` comes once, never from within the call.
 void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done);
 
 /// Removes the complete attempt that a sweep has left. Best effort.

@@ -18,6 +18,7 @@
 #include "io/io_task.h"
 #include "store/names.h"
 #include "store/paths.h"
+#include "store/remove.h"
 
 namespace cairn {
 namespace {
@@ -139,12 +140,39 @@ IoTask<Status> Root::NameWriter(unsigned file_mode) {
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
   const std::string text = EncodeWriter(writer_);
   const PathAt draft = JoinPath(at_, WriterDraftName(writer_.id));
+  Status replaced = co_await ReplaceRecord(draft, text, file_mode);
+  if (replaced.ok()) co_return replaced;
+  static_cast<void>(co_await io::Unlink(draft));
+  if (replaced.code() != StatusCode::kNoSpace) co_return replaced;
+  const Status overwritten = co_await OverwriteRecord(text);
+  co_return overwritten.ok() ? overwritten : replaced;
+}
+
+IoTask<Status> Root::ReplaceRecord(const PathAt& draft, const std::string& text, unsigned file_mode) {
+  UniqueFd fd;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(draft, 0, file_mode, fd));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(fd, draft.text(), 0, std::as_bytes(std::span(text)), /*alignment=*/1));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(fd, draft.text()));
+  co_return co_await io::Rename(draft, JoinPath(at_, kWriterName), RenameMode::kPlain);
+}
+
+// Needs no new byte where files are overwritten in place. One write covers the whole record, which is within a sector:
+// a power cut leaves the old one or the new one, and an unreadable one counts as another writer's too.
+IoTask<Status> Root::OverwriteRecord(std::string text) {
   const PathAt path = JoinPath(at_, kWriterName);
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(draft, 0, file_mode, writer_fd_));
-  CAIRN_CO_RETURN_IF_ERROR(
-      co_await io::WriteAll(writer_fd_, draft.text(), 0, std::as_bytes(std::span(text)), /*alignment=*/1));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(writer_fd_, draft.text()));
-  co_return co_await io::Rename(draft, path, RenameMode::kPlain);
+  UniqueFd fd;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK, fd));
+  struct stat found {};
+  if (::fstat(fd.get(), &found) != 0) co_return ErrnoStatus(errno, "stat of " + path.text());
+  // Another name may be the record of another root: a copy of hard links.
+  if (!S_ISREG(found.st_mode) || found.st_nlink != 1) {
+    co_return Error(StatusCode::kFailedPrecondition, "{}: not a regular file of one name", path);
+  }
+  // Not truncated: the last blocks that it gave up could be somebody else's before they are needed again.
+  const auto length = static_cast<std::size_t>(std::min<off_t>(found.st_size, kMaxRecordBytes));
+  if (text.size() < length) text.resize(length, '\n');
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(fd, path.text(), 0, std::as_bytes(std::span(text)), /*alignment=*/1));
+  co_return co_await io::Fsync(fd, path.text());
 }
 
 /// Skips a folder that cannot be renamed because it is in a lower layer of an overlay: nobody writes it.
@@ -158,7 +186,7 @@ IoTask<Status> Root::RenameAway(const PathAt& path, const PathAt& to) {
   co_return Status::Ok();
 }
 
-IoTask<Status> Root::Fence() {
+IoTask<Status> Root::RenameAllAway() {
   const Result<std::vector<FolderEntry>> entries = ListRoot(at_);
   CAIRN_CO_RETURN_IF_ERROR(entries.status());
   std::set<std::string> there;
@@ -175,7 +203,12 @@ IoTask<Status> Root::Fence() {
     if (there.contains(retired)) retired = RetiredName(MakeUuid());
     CAIRN_CO_RETURN_IF_ERROR(co_await RenameAway(path, JoinPath(at_, retired)));
   }
-  CAIRN_CO_RETURN_IF_ERROR(co_await PutBackReplaced());
+  co_return co_await PutBackReplaced();
+}
+
+IoTask<Status> Root::Fence(unsigned file_mode) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await NameWriter(file_mode));
+  CAIRN_CO_RETURN_IF_ERROR(co_await RenameAllAway());
   // Renames of a killed writer may not be on the disk yet. They must be before anything is listed or touched.
   co_return co_await io::Fsync(directory_, path());
 }
@@ -197,6 +230,40 @@ IoTask<Status> Root::PutBackReplaced() {
   co_return Status::Ok();
 }
 
+IoTask<Status> Root::MakeRoom() {
+  // Attempts lose their names first, as in Fence: a late commit of one either came before or finds nothing. What needs
+  // room itself stays.
+  static_cast<void>(co_await RenameAllAway());
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(directory_, path()));
+  Swept swept;
+  CAIRN_CO_RETURN_IF_ERROR(co_await SweepTask(at_, {}, swept));
+  notes_.insert(notes_.end(), swept.left.begin(), swept.left.end());
+  co_return Status::Ok();
+}
+
+Status Root::TakeRoot(IoQueue& queue, const RootOptions& options) {
+  CAIRN_RETURN_IF_ERROR(TakeLock(queue, options));
+  Status fenced = RunTaskBlocking(queue, Fence(options.file_mode));
+  if (fenced.code() != StatusCode::kNoSpace) return fenced;
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, MakeRoom()));
+  return RunTaskBlocking(queue, Fence(options.file_mode));
+}
+
+Status Root::ExplainNoSpace(const Status& why) const {
+  const Result<std::vector<FolderEntry>> entries = ListRoot(at_);
+  std::size_t steps = 0;
+  if (entries.ok()) {
+    steps = static_cast<std::size_t>(std::count_if(entries->begin(), entries->end(), [](const FolderEntry& entry) {
+      return entry.directory && ParseStepName(entry.name).has_value();
+    }));
+  }
+  return Error(StatusCode::kNoSpace,
+               "{} cannot be opened for writing: {}; it holds {} checkpoints and nothing that killed runs left. Free a "
+               "little on its filesystem: other files, or the folder {}/step-... of a checkpoint that nobody needs. "
+               "Opening read_only needs no space",
+               path(), why.message(), steps, path());
+}
+
 Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& options) {
   if (options.path.empty()) return Error(StatusCode::kInvalidArgument, "the root's path is empty");
   std::error_code error;
@@ -216,9 +283,9 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
   }
   CAIRN_RETURN_IF_ERROR(MakeDirectories(queue, path, options.directory_mode));
   CAIRN_RETURN_IF_ERROR(root->OpenDirectory(queue, path));
-  CAIRN_RETURN_IF_ERROR(root->TakeLock(queue, options));
-  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, root->NameWriter(options.file_mode)));
-  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, root->Fence()));
+  const Status taken = root->TakeRoot(queue, options);
+  if (taken.code() == StatusCode::kNoSpace) return root->ExplainNoSpace(taken);
+  CAIRN_RETURN_IF_ERROR(taken);
   return root;
 }
 
@@ -226,6 +293,7 @@ Status Root::CheckWriter() const {
   if (!lock_) return Status::Ok();
   const bool in_place = lock_->InPlace(at_);
   if (!lock_->Held()) lost_ = true;
+  // By its content, not its inode: a successor on a full disk overwrites it.
   const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
   if (!found.ok() && found.status().code() != StatusCode::kCorrupt) return found.status();
   // A new writer leaves a record. If somebody has removed it, the lock is enough, if locks are supported.

@@ -42,6 +42,9 @@ class Root {
   /// process has it and take_over is off), or if the path cannot be created or written. InvalidArgument if it is a
   /// file. NotFound if it is missing and read_only is set. A rank that is not the coordinator accepts a missing root:
   /// the coordinator creates it. Blocking; needs exclusive use of the queue.
+  ///
+  /// On a full disk an existing root opens: the record is overwritten in place; if the filesystem needs room for that,
+  /// what killed writers left is removed first. NoSpace if there is none.
   [[nodiscard]] static Result<std::unique_ptr<Root>> Open(IoQueue& queue, const RootOptions& options);
 
   /// The path, absolute.
@@ -52,7 +55,6 @@ class Root {
   /// are missing. Also, and from then on always, if the lock was found lost. NotFound if the directory was removed. May
   /// block; safe from any thread.
   [[nodiscard]] Status CheckWriter() const;
-  /// The id of this Open in `.writer`.
   /// This Open's, as `.writer` has it.
   [[nodiscard]] const std::string& writer_id() const { return writer_.id; }
   /// For ranks other than the coordinator: FailedPrecondition, naming host and path, if this is not the directory that
@@ -67,10 +69,17 @@ class Root {
   Root() = default;
   [[nodiscard]] Status OpenDirectory(IoQueue& queue, const std::string& path);
   [[nodiscard]] Status TakeLock(IoQueue& queue, const RootOptions& options);
+  /// Takes the lock and fences. If there is no room for that, removes what killed runs left, and tries again.
+  [[nodiscard]] Status TakeRoot(IoQueue& queue, const RootOptions& options);
+  IoTask<Status> Fence(unsigned file_mode);
   IoTask<Status> NameWriter(unsigned file_mode);
-  IoTask<Status> Fence();
+  IoTask<Status> ReplaceRecord(const PathAt& draft, const std::string& text, unsigned file_mode);
+  IoTask<Status> OverwriteRecord(std::string text);
+  IoTask<Status> RenameAllAway();
   IoTask<Status> RenameAway(const PathAt& path, const PathAt& to);
   IoTask<Status> PutBackReplaced();
+  IoTask<Status> MakeRoom();
+  [[nodiscard]] Status ExplainNoSpace(const Status& why) const;
 
   PathAt at_;
   // Open only in the writer.
@@ -79,8 +88,6 @@ class Root {
   WriterRecord writer_;
   // The lock was found lost: for good, because another may have been the writer meanwhile.
   mutable std::atomic<bool> lost_ = false;
-  // The open `.writer`, so that no other file gets its inode.
-  UniqueFd writer_fd_;
   std::vector<std::string> notes_;
 };
 

@@ -16,8 +16,6 @@
 namespace cairn {
 namespace {
 
-constexpr std::size_t kMaxRecordBytes = 4096;
-
 std::string HostName() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -35,6 +36,8 @@ struct WriterRecord {
 /// Runs the check on a thread of the queue; Ok without a check.
 IoTask<Status> CheckWriter(const PathAt& root, const WriterCheck& check);
 
+/// The most of `.writer` that is read.
+inline constexpr std::size_t kMaxRecordBytes = 4096;
 /// One JSON object and a newline.
 [[nodiscard]] std::string EncodeWriter(const WriterRecord& record);
 /// Accepts untrusted input; Corrupt names the file.

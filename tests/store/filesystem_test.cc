@@ -249,6 +249,62 @@ std::uint64_t Fill(const std::string& path) {
   return end;
 }
 
+/// Takes what is left: the last bytes, or the last files.
+void Exhaust(const std::string& at, bool files) {
+  if (!files) Fill(at + "/fill");
+  for (int i = 0; i < 100'000; ++i) {
+    const UniqueFd fd(
+        ::open((at + "/x" + std::to_string(files ? i : 0)).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    if (!fd.valid() || (!files && ::write(fd.get(), "xxxxxxxx", 8) < 0)) return;
+  }
+  ADD_FAILURE() << at << " is not full";
+}
+
+/// Opens, removes and saves at 0 bytes or files free, with what a killed run left and without.
+void CheckFull(const std::string& at, bool files) {
+  const std::string root = at + "/root";
+  const auto queue = MakeQueue();
+  {
+    const auto opened = OpenRoot(*queue, root);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    for (const std::uint64_t step : {1, 2, 3}) ASSERT_EQ(SaveTo(*queue, root, {.step = step}), Status::Ok());
+  }
+  fs::copy(root + "/" + StepName(2), root + "/" + AttemptName("of-a-killed-run"));
+  Exhaust(at, files);
+
+  EXPECT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
+  EXPECT_THAT(Names(root), ElementsAre(".lock", ".writer", StepName(1), StepName(2), StepName(3)));
+  Exhaust(at, files);
+  const auto opened = OpenRoot(*queue, root);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(SaveTo(*queue, root, {.step = 4}).code(), StatusCode::kNoSpace);
+  for (const std::uint64_t step : {1, 2}) EXPECT_EQ(Remove(*queue, root, step), Status::Ok());
+  EXPECT_EQ(SaveTo(*queue, root, {.step = 4}), Status::Ok());
+  EXPECT_THAT(GoodSteps(root), ElementsAre(3, 4));
+  EXPECT_THAT(Names(root), ElementsAre(".lock", ".writer", StepName(3), StepName(4)));
+}
+
+void CheckFullTmpfs(const std::string& data, bool files) {
+  TempDir dir;
+  const Mount mount("tmpfs", "tmpfs", dir.path(), data);
+  if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
+  CheckFull(dir.path(), files);
+}
+TEST(Filesystem, TmpfsWithoutAFreeByte) {
+  WithOwnMounts([] { CheckFullTmpfs("size=512k", /*files=*/false); });
+}
+TEST(Filesystem, TmpfsWithoutAFreeFile) {
+  WithOwnMounts([] { CheckFullTmpfs("size=8m,nr_inodes=40", /*files=*/true); });
+}
+TEST(Filesystem, Ext4WithoutAFreeByte) {
+  WithOwnMounts(
+      [] { OnLoop("ext4", "mkfs.ext4 -q -F -m 0", 8, [](const std::string& at) { CheckFull(at, /*files=*/false); }); });
+}
+TEST(Filesystem, Ext4WithoutAFreeFile) {
+  WithOwnMounts(
+      [] { OnLoop("ext4", "mkfs.ext4 -q -F -N 64", 8, [](const std::string& at) { CheckFull(at, /*files=*/true); }); });
+}
+
 // XFS reserves some blocks and inodes, so the message must say more than the errno.
 TEST(Filesystem, FullXfsReportsFreeSpaceIfMkdirFails) {
   WithOwnMounts([] {

@@ -292,6 +292,17 @@ TEST_F(WriterTest, ReplacementDisplacedAtAnyPointLosesNothing) {
   }
 }
 
+// A successor on a full disk cannot replace the file.
+TEST_F(WriterTest, RecordOverwrittenInPlaceIsATakeOver) {
+  const Opened root = Open();
+  WriteAll(root_ + "/.writer", EncodeWriter({.epoch = 2, .id = "i", .host = "far", .process = 7}));
+
+  const Status displaced = root->CheckWriter();
+
+  EXPECT_EQ(displaced.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(displaced.message(), HasSubstr("taken over by process 7 on \"far\""));
+}
+
 TEST_F(WriterTest, LostLockEndsTheWriterForGood) {
   const Opened root = Open();
   ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());

@@ -88,11 +88,6 @@ std::size_t NfsDouble::refused() const {
   return refused_;
 }
 
-std::size_t NfsDouble::silly() const {
-  MutexLock lock(mutex_);
-  return silly_;
-}
-
 NfsDouble::Answer NfsDouble::Judge(const IoRequest& request) {
   Settle();
   switch (request.op) {

@@ -28,9 +28,8 @@ class NfsDouble : public std::enable_shared_from_this<NfsDouble> {
 
   /// Removes the silly names of files that are closed by now.
   void Settle() CAIRN_EXCLUDES(mutex_);
-  /// Renames that were refused, and files that got a silly name, so far.
+  /// Renames that were refused so far.
   [[nodiscard]] std::size_t refused() const CAIRN_EXCLUDES(mutex_);
-  [[nodiscard]] std::size_t silly() const CAIRN_EXCLUDES(mutex_);
 
  private:
   friend class NfsQueue;
