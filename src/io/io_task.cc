@@ -71,14 +71,14 @@ IoResult IoOperation::await_resume() {
 namespace io {
 namespace {
 
-/// Performs a request that needs disk blocks. If the disk is full, unlinks the reclaimable files and tries again.
-IoTask<IoResult> RunReclaiming(IoRequest request, Room* room) {
+/// Performs a request that needs room on the disk. If it is full, unlinks the reclaimable files and tries again.
+IoTask<IoResult> RunReclaiming(IoRequest request, Room* room, UniqueFd* into = nullptr) {
   const bool none = room == nullptr || room->paths.empty();
   bool asked = false;
   while (true) {
     // Files that another operation is unlinking have lost their names but maybe not yet their blocks.
     const bool last = none || (asked && room->freeing == 0);
-    IoResult result = co_await IoOperation(request);
+    IoResult result = co_await IoOperation(request, into);
     if (last || (result.error != ENOSPC && result.error != EDQUOT)) co_return result;
     // Operations that find the disk full at the same time share the files: each file is unlinked once, and the
     // operation that finishes last tries once more.
@@ -87,6 +87,9 @@ IoTask<IoResult> RunReclaiming(IoRequest request, Room* room) {
     ++room->freeing;
     // A file that cannot be unlinked frees nothing: the next try fails.
     while (room->next < room->paths.size()) static_cast<void>(co_await Unlink(room->paths[room->next++]));
+    while (room->next < room->paths.size() + room->folders.size()) {
+      static_cast<void>(co_await RemoveDirectory(room->folders[room->next++ - room->paths.size()]));
+    }
     --room->freeing;
   }
 }
@@ -158,6 +161,12 @@ IoTask<Status> Close(UniqueFd& fd, const std::string& name) {
   if (!fd.valid()) co_return Status::Ok();
   IoRequest close{.op = IoOp::kClose, .fd = fd.Release(), .name = name};
   co_return co_await IoOperation(std::move(close));
+}
+
+IoTask<IoResult> Create(const PathAt& path, int more_flags, unsigned mode, UniqueFd& fd, Room* room) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | more_flags;
+  IoRequest request{.op = IoOp::kOpen, .path = path, .flags = flags, .mode = mode};
+  co_return co_await RunReclaiming(std::move(request), room, &fd);
 }
 
 IoTask<IoResult> Allocate(const UniqueFd& fd, const std::string& name, std::uint64_t length, Room* room) {

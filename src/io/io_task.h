@@ -168,7 +168,9 @@ class [[nodiscard]] IoOperation {
 /// Files that may be unlinked if the disk is full.
 struct Room {
   std::vector<PathAt> paths;
-  /// How many operations are unlinking them, and the next file.
+  /// Their folders, which may be removed if they are empty then.
+  std::vector<PathAt> folders;
+  /// How many operations are removing them, and the next file or, after all files, folder.
   int freeing = 0;
   std::size_t next = 0;
 };
@@ -199,6 +201,8 @@ IoTask<Status> FsyncTask(const UniqueFd& fd, const std::string& name);
 /// Closes `fd` if it is open. `fd` is released first, because a failed close has closed it too.
 IoTask<Status> Close(UniqueFd& fd, const std::string& name);
 
+/// The same, but if the disk or the quota is full (of files, too), unlinks the files in `room` first.
+IoTask<IoResult> Create(const PathAt& path, int more_flags, unsigned mode, UniqueFd& fd, Room* room);
 /// Allocates blocks from the start of the file. If the disk or the quota is full, unlinks the files in `room` first.
 IoTask<IoResult> Allocate(const UniqueFd& fd, const std::string& name, std::uint64_t length, Room* room);
 

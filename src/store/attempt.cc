@@ -247,13 +247,13 @@ IoTask<Status> Attempt::BeginTask() {
 
 IoTask<Status> Attempt::MakeShard() {
   shard_made_ = true;
-  IoResult made = co_await io::Create(shard_, O_DIRECT, spec_.file_mode, shard_fd_);
+  IoResult made = co_await io::Create(shard_, O_DIRECT, spec_.file_mode, shard_fd_, &spare_.room());
   if (made.error == EINVAL) {
     direct_ = Direct::kRefused;
     // The kernel creates the file before it rejects O_DIRECT.
     IoResult removed = co_await io::Unlink(shard_);
     if (!removed.ok() && removed.error != ENOENT) co_return removed.status;
-    made = co_await io::Create(shard_, 0, spec_.file_mode, shard_fd_);
+    made = co_await io::Create(shard_, 0, spec_.file_mode, shard_fd_, &spare_.room());
   }
   if (made.error != EEXIST) co_return made.status;
   shard_made_ = false;

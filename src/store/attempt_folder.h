@@ -29,7 +29,7 @@ class AttemptFolder {
   [[nodiscard]] const UniqueFd& fd() const { return fd_; }
   [[nodiscard]] bool open() const { return fd_.valid(); }
 
-  /// Makes and opens it, unless it is open.
+  /// Makes and opens it, unless it is open. If the disk is full, removes all spares first.
   IoTask<Status> Make();
   /// Opens what rank 0 has made. FailedPrecondition if it is not there.
   IoTask<Status> Open();

@@ -180,7 +180,7 @@ IoTask<Status> FolderCommit::WriteIndex() {
   spec_.index_runs.clear();
   if (!built || !CheckFileSizeLimit(index_path_.text(), built->bytes.size()).ok()) co_return Status::Ok();
   index_ = *std::move(built);
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(index_path_, 0, spec_.file_mode, index_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(index_path_, 0, spec_.file_mode, index_fd_, spec_.room));
   const io::WriteOptions options{.room = spec_.room};
   CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(index_fd_, index_path_.text(), 0,
                                                  std::as_bytes(std::span(index_.bytes)), /*alignment=*/1, options));
@@ -195,7 +195,7 @@ IoTask<Status> FolderCommit::WriteManifest() {
   if (!spec_.index_runs.empty()) CAIRN_CO_RETURN_IF_ERROR(co_await WriteIndex());
   text_ = EncodeManifest(spec_.manifest);
   CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(path_.text(), text_.size()));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path_, 0, spec_.file_mode, manifest_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path_, 0, spec_.file_mode, manifest_fd_, spec_.room));
   const io::WriteOptions options{.room = spec_.room};
   co_return co_await io::WriteAll(manifest_fd_, path_.text(), 0, std::as_bytes(std::span(text_)), /*alignment=*/1,
                                   options);

@@ -290,17 +290,6 @@ IoTask<Status> RemoveRetired(const PathAt& root, const PathAt& retired) {
   co_return co_await RemoveFolder(retired, left);
 }
 
-IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck check_writer) {
-  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, check_writer));
-  std::vector<FolderEntry> entries;
-  CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
-  Leftovers left;
-  for (const FolderEntry& entry : entries) {
-    if (IsSpareName(entry.name)) static_cast<void>(co_await RemoveFolder(JoinPath(root, entry.name), left));
-  }
-  co_return Status::Ok();
-}
-
 }  // namespace
 
 IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left) {
@@ -425,6 +414,17 @@ void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepD
     if (!status.ok()) swept->left.push_back(status.message());
     done(std::move(*swept));
   });
+}
+
+IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck check_writer) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, check_writer));
+  std::vector<FolderEntry> entries;
+  CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
+  Leftovers left;
+  for (const FolderEntry& entry : entries) {
+    if (IsSpareName(entry.name)) static_cast<void>(co_await RemoveFolder(JoinPath(root, entry.name), left));
+  }
+  co_return Status::Ok();
 }
 
 void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& check_writer) {

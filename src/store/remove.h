@@ -114,8 +114,9 @@ void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepD
 /// Removes the complete attempt that a sweep has left. Best effort.
 IoTask<Status> RemoveUnnamed(PathAt folder);
 
-/// Unlinks the spares if this process is still the writer. Blocking; needs exclusive use of the queue. Best effort: the
-/// next writer removes the rest.
+/// Unlinks the spares if this process is still the writer. Best effort: the next writer removes the rest.
+IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck check_writer = {});
+/// The same. Blocking; needs exclusive use of the queue.
 void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& check_writer = {});
 
 }  // namespace cairn

@@ -29,7 +29,9 @@ Result<std::optional<std::uint64_t>> FindFreeSpace(const PathAt& root) {
 Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes) {
   CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(root));
   if (!free || bytes <= *free) return Status::Ok();
-  return Error(StatusCode::kNoSpace, "{} needs {} bytes, {} are free under {}", path, bytes, *free, root);
+  return Error(StatusCode::kNoSpace,
+               "{} needs {} bytes, {} are free under {}; remove checkpoints (cairn gc) or other files", path, bytes,
+               *free, root);
 }
 
 }  // namespace cairn

@@ -62,6 +62,7 @@ Status Spare::FindFolders() {
     return ::fstatat(folder.directory(), folder.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
   });
   for (const PathAt& folder : folders_) room_.paths.push_back(JoinPath(folder, name_));
+  room_.folders = folders_;
   return Status::Ok();
 }
 

@@ -62,12 +62,15 @@ TEST_P(FaultOfAnyOperation, FailsTheSaveAndLosesNothing) {
       const TestSave save{.step = ++step, .shards = GetParam()};
       plan_->Clear();
       plan_->Fail({.nth = k}, error);
+      const std::size_t before = plan_->Count({});
 
       const Status status = SaveTo(*queue_, root_.path(), save);
 
-      EXPECT_FALSE(status.ok());
+      // A folder for which there is no room is tried again, without the spares.
+      const bool again = error == ENOSPC && plan_->Seen()[before + k - 1].op == IoOp::kMkdir;
+      EXPECT_EQ(status.ok(), again);
       const bool listed = fs::exists(root_ / StepName(step));
-      EXPECT_EQ(listed, status.code() == StatusCode::kUnknownOutcome) << status;
+      EXPECT_EQ(listed, again || status.code() == StatusCode::kUnknownOutcome) << status;
       EXPECT_EQ(CheckContent(root_.path(), kept_), Status::Ok());
       EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
       if (listed) {

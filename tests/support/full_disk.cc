@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "testing/forwarding_queue.h"
 
 namespace cairn {
@@ -74,7 +75,7 @@ FullDisk::Need FullDisk::NeedOf(const IoRequest& request) const {
     case IoOp::kFallocate: {
       MutexLock lock(mutex_);
       if (::fstat(request.fd, &found) != 0) return {};
-      const bool grows = request.offset + request.length > static_cast<std::uint64_t>(found.st_size);
+      const bool grows = request.offset + request.length > AlignUp(static_cast<std::uint64_t>(found.st_size), kBlock);
       return {.blocks = grows || free_.copies_on_write ? 1 : 0};
     }
     default:
