@@ -58,7 +58,7 @@ inline std::string_view Hint(StatusDetail detail) {
     case StatusDetail::kStepCommitted:
       return ": save(..., replace=True) writes it again";
     case StatusDetail::kRanksMissing:
-      return ": has it died? If not: every rank calls save for every step, not rank 0 alone";
+      return ": every rank calls save for every step, none alone";
     default:  // cairn._opening has the others'.
       return "";
   }

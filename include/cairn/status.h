@@ -36,6 +36,7 @@ enum class StatusDetail : std::uint8_t {
   kOpenInThisProcess = 3,  ///< FailedPrecondition: this process has the root open for writing.
   kOpenElsewhere = 4,      ///< FailedPrecondition: another process has the root open for writing.
   kDiskHangs = 5,          ///< DeadlineExceeded: the disk has not answered within stall_timeout. It may answer later.
+  kStepsDiffer = 6,        ///< FailedPrecondition: ranks called Save of different steps.
 };
 
 /// The code's name as messages print it, "NotFound" for kNotFound.

@@ -64,7 +64,7 @@ class MessageReader final : public JsonEvents {
       return false;
     }
     std::uint64_t detail = 0;
-    if (Has("detail") && (!Take("detail", detail) || detail > static_cast<unsigned>(StatusDetail::kDiskHangs))) {
+    if (Has("detail") && (!Take("detail", detail) || detail > static_cast<unsigned>(StatusDetail::kStepsDiffer))) {
       return false;
     }
     to = Status(static_cast<StatusCode>(code), std::move(message), static_cast<StatusDetail>(detail));
@@ -99,7 +99,11 @@ Status InvalidMessage(int rank, std::string_view text) {
 }
 
 std::string EncodeAttempt(const AttemptProposal& message) {
-  if (!message.refusal.ok()) return Dump(FromStatus(message.refusal));
+  if (!message.refusal.ok()) {
+    Object refused = FromStatus(message.refusal);
+    refused["step"] = message.step;
+    return Dump(refused);
+  }
   Object object = {{"attempt", message.uuid},
                    {"step", message.step},
                    {"generation", message.generation},
@@ -117,7 +121,8 @@ Result<AttemptProposal> DecodeAttempt(std::string_view text) {
   MessageReader read;
   if (!ReadJson(text, read, "attempt").ok()) return InvalidMessage(0, text);
   if (read.Has("code")) {
-    if (!read.Take(message.refusal) || message.refusal.ok()) return InvalidMessage(0, text);
+    const bool good = read.Take(message.refusal) && !message.refusal.ok() && read.Take("step", message.step);
+    if (!good) return InvalidMessage(0, text);
     return message;
   }
   std::uint64_t replace = 0;
@@ -217,12 +222,14 @@ Result<VerdictMessage> DecodeVerdict(std::string_view text) {
   return message;
 }
 
+Status DifferentSteps(std::uint64_t step, int rank, std::uint64_t its_step) {
+  return Error(StatusCode::kFailedPrecondition, StatusDetail::kStepsDiffer,
+               "ranks save different steps: rank 0 saves {}, rank {} saves {}", step, rank, its_step);
+}
+
 Status CheckSameLine(std::uint64_t step, const std::string& restored, int rank, std::uint64_t its_step,
                      const std::string& its_restored) {
-  if (step != its_step) {
-    return Error(StatusCode::kFailedPrecondition, "ranks save different steps: rank 0 saves {}, rank {} saves {}", step,
-                 rank, its_step);
-  }
+  if (step != its_step) return DifferentSteps(step, rank, its_step);
   if (restored != its_restored) {
     return Error(StatusCode::kFailedPrecondition,
                  "step {}: ranks continue different checkpoints: rank 0 {}, rank {} {}", step, OrNothing(restored),

@@ -13,7 +13,7 @@ namespace cairn {
 // The messages of the ranks about one save or one restore: small JSON texts, pure functions. An invalid message gives
 // Internal, naming the rank that sent it.
 
-/// attempt/, from the coordinator: the save as its ledger accepted it, or why it is refused.
+/// attempt/, from the coordinator: the save as its ledger accepted it, or its step and why it is refused.
 struct AttemptProposal {
   std::string uuid;
   std::uint64_t step = 0;
@@ -23,7 +23,7 @@ struct AttemptProposal {
   bool replace = false;
   /// Digests of the replicated values and of which rank writes which (see replicas.h).
   std::string replica_digests;
-  /// Not ok: the save is refused, and all other fields are ignored.
+  /// Not ok: the save is refused, and all other fields but the step are ignored.
   Status refusal;
 };
 [[nodiscard]] std::string EncodeAttempt(const AttemptProposal& message);
@@ -74,6 +74,8 @@ struct VerdictMessage {
 [[nodiscard]] std::string EncodeVerdict(const VerdictMessage& message);
 [[nodiscard]] Result<VerdictMessage> DecodeVerdict(std::string_view text);
 
+/// FailedPrecondition, naming both.
+[[nodiscard]] Status DifferentSteps(std::uint64_t step, int rank, std::uint64_t its_step);
 /// FailedPrecondition, naming both, if a rank saves another step than the coordinator or has restored another attempt:
 /// the checkpoint would mix them.
 [[nodiscard]] Status CheckSameLine(std::uint64_t step, const std::string& restored, int rank, std::uint64_t its_step,

@@ -25,6 +25,8 @@
 
 namespace cairn {
 
+class SaveLine;
+
 /// The parts of the engine. Pointers outlive it.
 struct EngineParts {
   /// Checked; defaults such as worker_threads resolved.
@@ -52,6 +54,7 @@ struct EngineContext {
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
   std::shared_ptr<CopyPauses> pauses = std::make_shared<CopyPauses>(inbox);
   std::unique_ptr<WatchedQueue> queue;
+  std::shared_ptr<SaveLine> line;
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.

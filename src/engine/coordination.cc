@@ -28,9 +28,11 @@ std::chrono::nanoseconds Twice(std::chrono::nanoseconds span) {
 }  // namespace
 
 Coordination::Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks)
-    : context_(context), plan_(plan), callbacks_(std::move(callbacks)), pause_(kFirstPause) {}
+    : context_(context), plan_(plan), callbacks_(std::move(callbacks)), pause_(kFirstPause) {
+  if (coordinator()) number_ = plan_.sequence;
+}
 
-std::string Coordination::Key(const char* kind) const { return fmt::format("{}/{}", kind, plan_.sequence); }
+std::string Coordination::Key(const char* kind) const { return fmt::format("{}/{}", kind, *number_); }
 
 std::string Coordination::Restored() const { return plan_.parent ? plan_.parent->attempt : std::string(); }
 
@@ -67,16 +69,23 @@ void Coordination::NameFolder(const std::string& uuid) {
 void Coordination::OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)()) {
   NameFolder(uuid);
   if (!stage_.MoveTo(Stage::kEntering)) return;
-  RunTask(*context_.queue, (*folder_.*how)(),
-          [folder = folder_, then = Later(&Coordination::OnFolderOpen)](const Status& status) { then(status); });
+  RunTask(
+      *context_.queue, (*folder_.*how)(),
+      [folder = folder_, then = Later(&Coordination::OnFolderOpen)](const Status& status) { then(folder, status); });
 }
 
-void Coordination::OnFolderOpen(Status status) {
+void Coordination::OnFolderOpen(std::shared_ptr<AttemptFolder> folder, Status status) {
+  if (folder != folder_) return;  // Of an earlier attempt.
   if (stage_ == Stage::kFailed) {
     StopWaiting();
     return callbacks_.quiet();
   }
   if (stage_ != Stage::kEntering) return;
+  if (status.code() == StatusCode::kFailedPrecondition && !coordinator()) {  // Not there: rank 0 knows why.
+    PreparedMessage missing;
+    missing.failure = status;
+    return AnswerThat(missing, status);
+  }
   if (!status.ok()) {
     NotifyRanksOfFailure(status);
     StopWaiting();
@@ -131,14 +140,16 @@ void Coordination::FailLocally(const Status& why) {
 void Coordination::NotifyRanksOfFailure(const Status& why) {
   if (alone()) return;
   if (!coordinator()) {
-    const bool spoke = stage_ == Stage::kDiffers || prepared();
+    if (stage_ == Stage::kSilent) return context_.line->CallGivenUp(plan_.step, why);
+    if (!number_) return context_.line->GiveUp(call_, why);
+    const bool spoke = stage_ == Stage::kAnswered || prepared();
     if (!spoke) SendFailure(why);
     return;
   }
   const Status named = Error(why.code(), why.detail(), "rank 0: {}", why.message());
   const bool announced = stage_ != Stage::kSilent && stage_ != Stage::kEntering;
   announced ? group().Announce(Key("outcome"), EncodeOutcome(named))
-            : group().Announce(Key("attempt"), EncodeAttempt({.refusal = named}));
+            : group().Announce(Key("attempt"), EncodeAttempt({.step = plan_.step, .refusal = named}));
 }
 
 void Coordination::Close(const Status& why) {
@@ -159,7 +170,7 @@ void Coordination::OnTime() {
     case Stage::kPrepared:
       if (coordinator()) return FailForAll(Missing());
       [[fallthrough]];
-    case Stage::kDiffers:
+    case Stage::kAnswered:
       return OnNoOutcome(Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
                                "nothing from rank 0 within group_timeout"));
     case Stage::kLooking:
@@ -206,6 +217,7 @@ Status Coordination::HandlePrepared(int rank, const std::string& text) {
   }
   CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, sent.step, sent.restored));
   const auto index = static_cast<std::size_t>(rank);
+  context_.line->Heard(rank, plan_.step);
   shards_[index] = PreparedShard{.shard = sent.shard};
   checks_->Add(index, std::move(sent.shard), [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) {
     then(index, std::move(run));
@@ -238,9 +250,12 @@ Status Coordination::Missing() const {
   }
   const std::size_t more = missing.size() - std::min(missing.size(), kNamedRanks);
   missing.resize(missing.size() - more);
-  return Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing, "step {}: {} rank {}{} within group_timeout",
-               plan_.step, heard ? "rank 0 could not check the shard of" : "nothing from", fmt::join(missing, ", "),
-               more == 0 ? "" : fmt::format(" and {} more", more));
+  const auto last = context_.line->LastStep(static_cast<int>(missing.front()));
+  return Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
+               "step {}: {} rank {}{} within group_timeout{}", plan_.step,
+               heard ? "rank 0 could not check the shard of" : "nothing from", fmt::join(missing, ", "),
+               more == 0 ? "" : fmt::format(" and {} more", more),
+               heard || !last ? "" : fmt::format("; the last save of rank {} was of step {}", missing.front(), *last));
 }
 
 void Coordination::FailForAll(const Status& why) {
@@ -283,39 +298,48 @@ bool Coordination::OnDiskHangs(const Status& why) {
 
 void Coordination::AwaitAttempt() {
   if (!stage_.MoveTo(Stage::kNaming)) return;
-  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_timeout), Later(&Coordination::OnAttempt));
+  call_ = context_.line->Call(plan_.step, LineCallbacks());
 }
 
-void Coordination::OnAttempt(Heard heard) {
-  if (stage_ != Stage::kNaming) return;
-  if (!heard.ok()) {
-    return callbacks_.failed(Error(heard.status().code(), "step {}: no announcement of this save from rank 0: {}",
-                                   plan_.step, heard.status().message()));
-  }
-  const Result<AttemptProposal> attempt = DecodeAttempt(*heard);
-  if (!attempt.ok()) return callbacks_.failed(attempt.status());
-  if (!attempt->refusal.ok()) {
-    if (!stage_.MoveTo(Stage::kQuiet)) return;  // The coordinator collects no messages.
-    return callbacks_.failed(attempt->refusal);
-  }
-  const Status same = CheckSameLine(attempt->step, attempt->parent ? attempt->parent->attempt : std::string(),
+SaveLine::Callbacks Coordination::LineCallbacks() {
+  return {.joined = [self = shared_from_this()](std::uint64_t number,
+                                                const AttemptProposal& attempt) { self->Join(number, attempt); },
+          .failed = [self = shared_from_this()](Status why) { self->callbacks_.failed(std::move(why)); }};
+}
+
+void Coordination::Join(std::uint64_t number, const AttemptProposal& attempt) {
+  number_ = number;
+  group().Await(
+      Key("outcome"), WriteDeadline(), [self = shared_from_this(), number, inbox = context_.inbox](Heard heard) {
+        inbox->Post([self, number, heard = std::move(heard)]() mutable { self->OnOutcome(number, std::move(heard)); });
+      });
+  const Status same = CheckSameLine(attempt.step, attempt.parent ? attempt.parent->attempt : std::string(),
                                     group().rank(), plan_.step, Restored());
-  same.ok() ? Join(*attempt) : callbacks_.failed(same);
-}
-
-void Coordination::Join(const AttemptProposal& attempt) {
-  group().Await(Key("outcome"), WriteDeadline(), Later(&Coordination::OnOutcome));
+  if (!same.ok()) return callbacks_.failed(same);
   const ReplicatedValues nothing;
   const ReplicatedValues& mine = plan_.replicated != nullptr ? *plan_.replicated : nothing;
   if (const int bucket = FirstDifference(attempt.replica_digests, mine.digest); bucket >= 0) {
-    if (!stage_.MoveTo(Stage::kDiffers)) return;
-    wakes_at_ = Deadline::In(context_.parts.options.group_timeout);
     PreparedMessage differs;
     differs.bucket = bucket;
     differs.texts = EncodeBucket(mine, bucket);
-    return group().Send(Key("prepared"), EncodePrepared(differs));
+    return AnswerThat(differs, Status::Ok());
   }
   OpenFolder(attempt.uuid, &AttemptFolder::Open);
+}
+
+void Coordination::AnswerThat(const PreparedMessage& message, const Status& why) {
+  if (!stage_.MoveTo(Stage::kAnswered)) return;
+  answered_ = why;
+  wakes_at_ = Deadline::In(context_.parts.options.group_timeout);
+  group().Send(Key("prepared"), EncodePrepared(message));
+}
+
+void Coordination::JoinAnother(const Status& why) {
+  if (!stage_.MoveTo(Stage::kNaming)) return;
+  wakes_at_ = Deadline::Infinite();
+  number_.reset();
+  folder_.reset();
+  context_.line->CallAgain(call_, plan_.step, why, LineCallbacks());
 }
 
 void Coordination::SendFailure(const Status& why) {
@@ -324,9 +348,10 @@ void Coordination::SendFailure(const Status& why) {
   group().Send(Key("prepared"), EncodePrepared(sent));
 }
 
-void Coordination::OnOutcome(Heard heard) {
+void Coordination::OnOutcome(std::uint64_t number, Heard heard) {
+  if (number_ != number) return;  // Of an earlier attempt.
   const bool writes = stage_ == Stage::kEntering || stage_ == Stage::kNamed;
-  if (!writes && stage_ != Stage::kDiffers && stage_ != Stage::kPrepared) return;
+  if (!writes && stage_ != Stage::kAnswered && stage_ != Stage::kPrepared) return;
   if (!heard.ok()) return OnNoOutcome(heard.status());
   const std::optional<Status> outcome = DecodeOutcome(*heard);
   const bool may_be_committed = outcome && (outcome->ok() || outcome->code() == StatusCode::kUnknownOutcome);
@@ -336,6 +361,8 @@ void Coordination::OnOutcome(Heard heard) {
   if (may_be_committed) return callbacks_.ended(*outcome);
   // Its only message, so that the coordinator need not wait for it any more.
   if (writes) SendFailure(*outcome);
+  const bool begun = stage_ == Stage::kNamed || stage_ == Stage::kPrepared;
+  if (!begun && outcome->detail() == StatusDetail::kRanksMissing) return JoinAnother(*outcome);
   StopWaiting();
   callbacks_.failed(*outcome);
 }
@@ -348,8 +375,9 @@ void Coordination::OnNoOutcome(const Status& why) {
     look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_timeout);
     return CheckDisk();
   }
-  const Status failure =
-      Error(why.code(), why.detail(), "step {}: cannot receive the outcome: {}", plan_.step, why.message());
+  const Status failure = answered_.ok() ? Error(why.code(), why.detail(), "step {}: cannot receive the outcome: {}",
+                                                plan_.step, why.message())
+                                        : answered_;
   if (stage_ == Stage::kEntering || stage_ == Stage::kNamed) SendFailure(failure);
   StopWaiting();
   callbacks_.failed(failure);

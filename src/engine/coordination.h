@@ -9,6 +9,7 @@
 #include "base/lifecycle.h"
 #include "engine/agreement.h"
 #include "engine/context.h"
+#include "engine/save_line.h"
 #include "engine/save_task.h"
 #include "format/manifest.h"
 #include "store/attempt_folder.h"
@@ -22,8 +23,9 @@ enum class CoordinationStage : std::uint8_t {
   kSilent,
   /// Other ranks: waiting for the attempt.
   kNaming,
-  /// Other ranks: has reported values that differ from the coordinator's, and waits for the outcome.
-  kDiffers,
+  /// Other ranks: has sent its message, that its values differ from the coordinator's or that the attempt is not there,
+  /// and waits for the outcome, which has the reason.
+  kAnswered,
   /// The coordinator creates the attempt's folder; another rank opens it.
   kEntering,
   /// The attempt is announced; this rank writes.
@@ -47,9 +49,9 @@ enum class CoordinationStage : std::uint8_t {
     case Stage::kSilent:
       return false;
     case Stage::kNaming:
-      return from == Stage::kSilent;
-    case Stage::kDiffers:
-      return from == Stage::kNaming;
+      return from == Stage::kSilent || from == Stage::kEntering || from == Stage::kAnswered;
+    case Stage::kAnswered:
+      return from == Stage::kNaming || from == Stage::kEntering;
     case Stage::kEntering:
       return from == Stage::kSilent || from == Stage::kNaming;
     case Stage::kNamed:
@@ -74,13 +76,20 @@ struct PreparedShards {
   std::vector<std::string> index_runs;
 };
 
-/// The ranks' agreement on the n-th save: steps 1 and 4 of the commit protocol (attempt.cc). For the engine's thread.
+/// The ranks' agreement on one save: steps 1 and 4 of the commit protocol (attempt.cc). For the engine's thread.
 ///
-/// The coordinator decides, and waits for nobody until all must be prepared:
-///   attempt/<n>   announced: the save as the coordinator's ledger accepted it, or its refusal.
+/// The coordinator decides, and waits for nobody until all must be prepared. <n> counts its calls of Save:
+///   attempt/<n>   announced: the save as the coordinator's ledger accepted it, or its refusal; with its step.
 ///   prepared/<n>  the only message of each other rank: its shard's length and header digest, or, at once, why it
 ///                 fails. The first failure or mismatch fails the save for all.
 ///   outcome/<n>   announced: committed, or failed. A failure is announced at once and ends all writing.
+/// The other ranks count no calls. Each hears all attempts in order, and a call of Save joins the next attempt of its
+/// own step (SaveLine, Pairing). So a save that one rank makes alone, or leaves out, fails and shifts nothing: the next
+/// save that all ranks make finds its attempt by its step. An attempt that no call joins is refused, with both steps;
+/// that is the rank's message for it, so there are no more messages than otherwise. If rank 0 had given an attempt up
+/// because this rank was missing, and this rank joins it too late, the call waits a little for another attempt of its
+/// step, and then fails with rank 0's reason.
+///
 /// The coordinator creates the attempt's folder before it announces it; the others open it. The coordinator checks each
 /// shard through its own descriptor when the rank's message arrives.
 ///
@@ -152,7 +161,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   std::function<void(Args...)> Later(void (Coordination::*then)(Args...));
   void NameFolder(const std::string& uuid);
   void OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)());
-  void OnFolderOpen(Status status);
+  void OnFolderOpen(std::shared_ptr<AttemptFolder> folder, Status status);
   /// Notifies the other ranks of a failure, unless this rank has already sent its message.
   void NotifyRanksOfFailure(const Status& why);
   void StopWaiting();
@@ -169,10 +178,12 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
 
   // On the other ranks.
   void AwaitAttempt();
-  void OnAttempt(Heard heard);
-  void Join(const AttemptProposal& attempt);
+  void Join(std::uint64_t number, const AttemptProposal& attempt);
+  void JoinAnother(const Status& why);
+  [[nodiscard]] SaveLine::Callbacks LineCallbacks();
+  void AnswerThat(const PreparedMessage& message, const Status& why);
   void SendFailure(const Status& why);
-  void OnOutcome(Heard heard);
+  void OnOutcome(std::uint64_t number, Heard heard);
   void OnNoOutcome(const Status& why);
   void CheckDisk();
   void OnDiskChecked(Status found);
@@ -189,6 +200,11 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   const Callbacks callbacks_;
   Lifecycle<CoordinationStage> stage_{"the agreement of a save", CoordinationStage::kSilent, callbacks_.bug};
   Deadline wakes_at_ = Deadline::Infinite();
+  // The coordinator's number of this save, once known.
+  std::optional<std::uint64_t> number_;
+  // Other ranks: the call in the line, and what it has answered unless its values differ.
+  std::uint64_t call_ = 0;
+  Status answered_;
   std::shared_ptr<AttemptFolder> folder_;
   // Coordinator: by rank, once prepared.
   std::vector<std::optional<PreparedShard>> shards_;

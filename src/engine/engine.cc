@@ -8,6 +8,7 @@
 
 #include "base/status_macros.h"
 #include "base/thread.h"
+#include "engine/save_line.h"
 #include "store/commit.h"
 #include "store/list.h"
 #include "store/remove.h"
@@ -51,6 +52,7 @@ IoTask<Status> LookTask(PathAt root, Ledger& ledger, std::uint64_t keep_last) {
 
 Engine::Engine(EngineParts parts) {
   context_.parts = std::move(parts);
+  context_.line = std::make_shared<SaveLine>(context_);
   context_.not_recycled = [this](const std::string& why) {
     MutexLock lock(mutex_);
     not_recycled_ = why;
@@ -169,6 +171,7 @@ Deadline Engine::WakesAt(bool waits_for_device) {
   auto wake = watch_->WakesAt(*context_.queue).when();
   if (waits_for_device) wake = std::min(wake, Deadline::In(kHealthInterval).when());
   for (const auto& job : jobs_) wake = std::min(wake, job->wakes_at().when());
+  wake = std::min(wake, context_.line->wakes_at().when());
   if (copies_paused_) wake = std::min(wake, context_.pauses->until());
   return Deadline::At(wake);
 }
@@ -190,6 +193,7 @@ void Engine::WatchDisk() {
 }
 
 void Engine::Advance() {
+  context_.line->OnTime();
   // For all jobs: the loops below may stop before the younger ones.
   for (const auto& job : jobs_) job->PollRequests();
   // Begin one at a time: two at once would compete for the same spare.

@@ -26,7 +26,7 @@ namespace cairn {
 /// `replace`, so only on the coordinator.
 struct SavePlan {
   std::uint64_t step = 0;
-  /// The number of the call of Save, the same on every rank.
+  /// The number of this rank's call of Save. The coordinator's numbers the save's messages.
   std::uint64_t sequence = 0;
   std::uint64_t generation = 0;
   /// What this rank has restored.

@@ -41,10 +41,11 @@ TEST(Agreement, EncodesTheAttempt) {
 TEST(Agreement, EncodesARefusal) {
   const Status refusal(StatusCode::kAlreadyExists, "step 7 is committed already");
 
-  const auto read = DecodeAttempt(EncodeAttempt({.refusal = refusal}));
+  const auto read = DecodeAttempt(EncodeAttempt({.step = 7, .refusal = refusal}));
 
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->refusal, refusal);
+  EXPECT_EQ(read->step, 7U);
 }
 
 TEST(Agreement, EncodesAShard) {
@@ -97,6 +98,7 @@ TEST(Agreement, RejectsRanksThatSaveDifferentSteps) {
   const Status status = CheckSameLine(7, "", 2, 8, "");
 
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.detail(), StatusDetail::kStepsDiffer);
   EXPECT_THAT(status.message(), HasSubstr("rank 0 saves 7, rank 2 saves 8"));
 }
 
