@@ -58,7 +58,7 @@ class Checkpointer::Impl {
   std::unique_ptr<Devices> devices;
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Root> root;
-  const WriterCheck check_writer = [this] { return root->CheckWriter(); };
+  const WriterCheck check_writer = [this] { return CheckWriter(); };
   std::unique_ptr<Ledger> ledger;                  // Rank 0's; null on other ranks, which have `restored`.
   std::unique_ptr<SteeredSaves> steered;           // Null without Options::steering.
   std::unique_ptr<Engine> engine;                  // Null if the root was opened read-only.
@@ -79,6 +79,7 @@ class Checkpointer::Impl {
   Mutex fit_mutex;
   std::uint64_t fitted_bytes CAIRN_GUARDED_BY(fit_mutex) = 0;  // The largest state that the pool was fitted to.
   std::atomic<bool> fence_waited = false;                      // An event has said so.
+  std::atomic<bool> root_moved = false;                        // An event has said so.
   Mutex fence_mutex;
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
 
@@ -91,6 +92,8 @@ class Checkpointer::Impl {
   [[nodiscard]] Status CheckProcess() const;
   /// The same, and if the root was opened read-only.
   [[nodiscard]] Status CheckWritable() const;
+  /// Before every commit and removal: see Root. An event says once if the root was moved. May block.
+  [[nodiscard]] Status CheckWriter();
   /// For calls that read by the path.
   [[nodiscard]] Status CheckReadable(const Selector& selector) const;
 

@@ -90,6 +90,18 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   return Status::Ok();
 }
 
+Status Checkpointer::Impl::CheckWriter() {
+  CAIRN_RETURN_IF_ERROR(root->CheckWriter());
+  const Status moved = root->CheckPath();
+  if (moved.ok() || root_moved.exchange(true)) return Status::Ok();
+  Notify({.severity = Severity::kWarning,
+          .status = moved,
+          .message = fmt::format("{}. Its saves follow it; nothing is written under the path. To save there, close the "
+                                 "checkpointer and open it again",
+                                 moved.message())});
+  return Status::Ok();
+}
+
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options) { return Open(options, Wiring()); }
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {

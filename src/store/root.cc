@@ -333,8 +333,11 @@ Status Root::CheckPath() const {
   if (!directory_.valid() || ::fstat(directory_.get(), &by_fd) != 0) return Status::Ok();
   const bool there = ::stat(path().c_str(), &by_path) == 0;
   if (there && by_path.st_dev == by_fd.st_dev && by_path.st_ino == by_fd.st_ino) return Status::Ok();
-  return Error(StatusCode::kFailedPrecondition, "{} {}: the directory that this process writes to was moved or removed",
-               path(), there ? "is another directory now" : "no longer exists");
+  std::error_code error;
+  const auto now = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", directory_.get()), error);
+  return Error(StatusCode::kFailedPrecondition, "{} {}: the directory that this process writes to {}", path(),
+               there ? "is another directory now" : "no longer exists",
+               error || by_fd.st_nlink == 0 ? "was moved or removed" : fmt::format("was moved to {}", now.string()));
 }
 
 }  // namespace cairn

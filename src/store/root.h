@@ -60,7 +60,8 @@ class Root {
   /// For ranks other than the coordinator: FailedPrecondition, naming host and path, if this is not the directory that
   /// the coordinator has opened. `writer_id` is the coordinator's.
   [[nodiscard]] Status CheckSeen(const std::string& writer_id) const;
-  /// FailedPrecondition if the path no longer refers to the open directory: it was moved.
+  /// FailedPrecondition, saying where the open directory is now, if the path no longer refers to it: it was moved. May
+  /// block; safe from any thread.
   [[nodiscard]] Status CheckPath() const;
   /// Warnings about how it was opened, for the user.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }

@@ -23,6 +23,7 @@
 namespace cairn {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -246,13 +247,27 @@ TEST(FullDisk, FailsASaveBeyondRlimitFsize) {
 // A root that is moved while a trainer runs.
 TEST(BadRoot, IsFollowedIfMoved) {
   const TempDir dir;
-  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  Mutex mutex;
+  std::vector<std::string> warnings;
+  Options options = SmallOptions(dir / "run");
+  options.on_event = [&](const Event& event) {
+    MutexLock lock(mutex);
+    if (event.severity == Severity::kWarning) warnings.push_back(event.message);
+  };
+  const auto checkpointer = OpenOrFail(options);
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
   std::filesystem::rename(dir / "run", dir / "elsewhere");
   std::filesystem::create_directory(dir / "run");
 
   EXPECT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
+  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
+  {
+    MutexLock lock(mutex);
+    EXPECT_THAT(warnings,
+                ElementsAre(AllOf(HasSubstr((dir / "run") + " is another directory now"),
+                                  HasSubstr("was moved to " + (dir / "elsewhere") + ". Its saves follow it"))));
+  }
   const Status listed = checkpointer->List().status();
   EXPECT_TRUE(std::filesystem::is_empty(dir / "run")) << "it belongs to somebody else";
   std::filesystem::remove(dir / "run");
@@ -260,8 +275,8 @@ TEST(BadRoot, IsFollowedIfMoved) {
 
   EXPECT_EQ(listed.code(), StatusCode::kFailedPrecondition) << listed;
   EXPECT_THAT(listed.message(), HasSubstr(dir / "run"));
-  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
-  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 3));
+  EXPECT_EQ(SaveDurably(*checkpointer, 4), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 3, 4));
 }
 
 TEST(BadRoot, FailsSavesIfRemoved) {
