@@ -14,14 +14,15 @@
 //    never taken again, because another may have been the writer meanwhile. Then only the coordinator sweeps, while
 //    training starts: it names no attempt for a commit before it has swept, and without a name no rank begins. Readers
 //    take no lock and never sweep.
-// 1. Begin. The coordinator creates `.attempt-<uuid>/` and only then announces it. The others open it; if it is not
-//    there, their root is a different directory. Each rank checks the free space, then creates its shard file in the
-//    folder and allocates its blocks. The file is new, or a spare of this rank (see 6), whose blocks count as free. A
-//    spare is opened and claimed (a regular file of this user with one name and a write lease on it, so nobody else has
-//    it open or mapped), renamed into the attempt, and checked again; then its first block is zeroed and the lease
-//    released. If a check fails, or somebody opened it meanwhile, it is unlinked and a new file created. Until the
-//    commit nobody reads it, like every file of an attempt: its old bytes are no loss, and no old header precedes new
-//    data.
+// 1. Begin. The coordinator creates `.attempt-<uuid>/` and only then announces it, with its step. On the others the
+//    call of Save for that step joins it, and opens the folder; an attempt that no call joins is refused (pairing.h). If the
+//    folder is not there, the coordinator is told, and its outcome says why: it has given the attempt up, or the root
+//    is a different directory. Each rank checks the free space, then creates its shard file in the folder and allocates
+//    its blocks. The file is new, or a spare of this rank (see 6), whose blocks count as free. A spare is opened and
+//    claimed (a regular file of this user with one name and a write lease on it, so nobody else has it open or mapped),
+//    renamed into the attempt, and checked again; then its first block is zeroed and the lease released. If a check
+//    fails, or somebody opened it meanwhile, it is unlinked and a new file created. Until the commit nobody reads it,
+//    like every file of an attempt: its old bytes are no loss, and no old header precedes new data.
 // 2. Write the chunks, each at its offset. Check every completion, because an O_DIRECT write reports its error only
 //    there: a later fsync succeeds. The aligned rest of a short write is resubmitted; any other error is final. If the
 //    filesystem rejects O_DIRECT, at the open or at the first write, writes are buffered, and each is followed by its
