@@ -250,6 +250,7 @@ TEST(BadRoot, IsFollowedIfMoved) {
   Mutex mutex;
   std::vector<std::string> warnings;
   Options options = SmallOptions(dir / "run");
+  options.keep_last = 0;
   options.on_event = [&](const Event& event) {
     MutexLock lock(mutex);
     if (event.severity == Severity::kWarning) warnings.push_back(event.message);
