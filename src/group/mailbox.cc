@@ -158,7 +158,14 @@ void Mailbox::KeepEarly(const std::string& key, int from, std::string message) {
     it->second.arrival = arrivals_++;
     early_keys_.emplace(it->second.arrival, key);
   }
-  it->second.messages.emplace_back(from, std::move(message));
+  auto& messages = it->second.messages;
+  const auto before =
+      std::find_if(messages.begin(), messages.end(), [&](const auto& one) { return one.first == from; });
+  if (before != messages.end()) {
+    before->second = std::move(message);
+    return;
+  }
+  messages.emplace_back(from, std::move(message));
   ++early_messages_;
   const std::size_t most = kEarlyMessages + kEarlyMessagesPerRank * left_.size();
   while (early_messages_ > most) static_cast<void>(TakeEarly(std::string(early_keys_.begin()->second)));

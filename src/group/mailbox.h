@@ -44,7 +44,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
   // For the transport.
 
-  /// Delivers a peer's message. It is dropped if its wait has ended, if it is a duplicate, or if the peer has left.
+  /// Delivers a peer's message. It is dropped if its wait has ended or has had one of this peer, or if the peer has
+  /// left. While nobody waits for it, it replaces an earlier one of this peer.
   void Receive(int from, const std::string& key, std::string message) CAIRN_EXCLUDES(mutex_);
   /// The peer sends no more messages.
   void Leave(int peer) CAIRN_EXCLUDES(mutex_);

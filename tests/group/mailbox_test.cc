@@ -48,6 +48,16 @@ TEST(Mailbox, OldestUnawaitedKeysAreDropped) {
   EXPECT_EQ(*Await(box, std::to_string(most + 1)).get(), "message");
 }
 
+// A rank that has waited in vain withdraws its message so.
+TEST(Mailbox, NewerMessageReplacesAnUnawaitedOne) {
+  MailboxGroup box(0, 3);
+  box->Receive(1, "key", "first");
+  box->Receive(2, "key", "other");
+  box->Receive(1, "key", "second");
+
+  EXPECT_THAT(Collect(box, "key").get().by_rank(3), ElementsAre("", "second", "other"));
+}
+
 TEST(Mailbox, DuplicateMessageCountsOnce) {
   MailboxGroup box(0, 3);
   auto collected = Collect(box, "key", Deadline::In(kSoon));

@@ -247,6 +247,32 @@ def test_a_rank_that_never_comes_is_named_within_the_deadline(worlds: Worlds, ro
 
 
 @pytest.mark.parametrize("caller", [0, 1])
+def test_a_save_that_one_rank_makes_alone_shifts_nothing(worlds: Worlds, root: Path, caller: int) -> None:
+    world = worlds(2, timeout=1)
+    world.all("from cairn._dcp import direct; state = {'w': torch.ones(3), 'n': 1}; None")
+    saves = ("c.save({}, tree({}, rank)).result()", "direct.start_save(c, {}, state).result()")
+    step = 1
+    for save in (*saves, saves[0]):
+        assert world.all(save.format(step, step)) == [step] * 2
+
+        alone = world[caller].start(save.format(step + 1, step + 1)).answer()
+
+        assert alone["error"] == "DeadlineExceeded", alone
+        assert f"nothing from rank {1 - caller}" in alone["message"] or (
+            f"rank 1 called save of step {step + 1}, and rank 0 did not within group_timeout" in alone["message"]
+        )
+        step += 2
+    # One in flight meets the next save of both, which comes behind it.
+    world[caller].run(f"one = c.save({step}, tree({step}, rank)); two = c.save({step + 1}, tree({step + 1}, rank))")
+    world[1 - caller].run(f"two = c.save({step + 1}, tree({step + 1}, rank))")
+    assert world.all("two.result()") == [step + 1] * 2
+    steps = (step, step + 1) if caller == 0 else (step + 1, step)
+    lone = world[caller].start("one.result()").answer()
+    assert f"ranks save different steps: rank 0 saves {steps[0]}, rank 1 saves {steps[1]}" in lone["message"]
+    assert world.all("c.steps()") == [[3, 5, step + 1]] * 2
+
+
+@pytest.mark.parametrize("caller", [0, 1])
 def test_a_rank_that_restores_alone_is_told_who_else_must(worlds: Worlds, caller: int) -> None:
     world = worlds(2, timeout=2)
     assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]

@@ -58,11 +58,15 @@ def links(store: Any) -> Iterator[Links]:
 
 
 def gather(link: StoreLink, key: str, message: str, timeout: float = 20) -> Future[list[bytes]]:
+    return ran(lambda: link.gather_key(key, message.encode(), timeout))
+
+
+def ran(work: Callable[[], list[bytes]]) -> Future[list[bytes]]:
     future: Future[list[bytes]] = Future()
 
     def call() -> None:
         try:
-            future.set_result(link.gather_key(key, message.encode(), timeout))
+            future.set_result(work())
         except Exception as error:  # noqa: BLE001
             future.set_exception(error)
 
@@ -121,6 +125,26 @@ def test_a_rank_that_alone_was_late_hears_what_all_said(links: Links) -> None:
         gather(group[0], "key", "first", 0.3).result()
 
     assert gather(group[1], "key", "late").result() == [b"first", b"late"]
+
+
+def save_call(link: StoreLink, message: str, timeout: float = 20) -> Future[list[bytes]]:
+    return ran(lambda: link.gather("saves", message.encode(), timeout, joins_late=False))
+
+
+@pytest.mark.parametrize("alone", [[0], [1], [2], [1, 2], [0, 2]])
+def test_calls_that_some_ranks_make_alone_shift_nothing(links: Links, alone: list[int]) -> None:
+    group = links(3)
+    for one in [save_call(link, "first") for link in group]:
+        one.result()
+    for _ in range(2):
+        for one in [save_call(group[rank], "alone", 0.2) for rank in alone]:
+            with pytest.raises(cairn.DeadlineExceeded, match="nothing from rank"):
+                one.result()
+
+    for message in ("all", "again"):
+        said = [message.encode() + b"%d" % rank for rank in range(3)]
+        heard = [save_call(link, f"{message}{rank}") for rank, link in enumerate(group)]
+        assert [one.result() for one in heard] == [said] * 3
 
 
 def test_who_waits_for_rank_zero_in_vain_hears_so(links: Links) -> None:

@@ -80,6 +80,7 @@ class WriteShares:
         self._ranks, self._root, self._compare, self._per_rank = ranks, root, compare, [*per_rank]
         self._lock = threading.Lock()
         self._agreed = _Agreed()
+        self._refused: set[int] = set()  # Steps of saves that failed since other ranks came with others.
 
     def mine(self, items: Contents, step: int) -> set[Key] | None:
         """The keys that this rank writes; None: all. Every rank calls this, and waits for the others. If what several
@@ -133,20 +134,26 @@ class WriteShares:
             raise
 
     def _exchange(self, step: int, message: bytes) -> list[bytes]:
-        said = self._ranks.exchange("dcp", _RULE + step.to_bytes(8, "big") + message)
-        if unlike := [rank for rank, one in enumerate(said) if not one.startswith(_RULE)]:
-            raise InvalidArgument(
-                f"rank {unlike[0]} runs another version of Cairn than rank {self._ranks.rank}, which divides what "
-                "several ranks hold otherwise: install one version on all ranks"
-            )
-        messages = [one[len(_RULE) :] for one in said]
-        for rank, one in enumerate(messages):
-            if (theirs := int.from_bytes(one[:8], "big")) != step:
+        while True:
+            said = self._ranks.exchange("dcp", _RULE + step.to_bytes(8, "big") + message)
+            if unlike := [rank for rank, one in enumerate(said) if not one.startswith(_RULE)]:
+                raise InvalidArgument(
+                    f"rank {unlike[0]} runs another version of Cairn than rank {self._ranks.rank}, which divides what "
+                    "several ranks hold otherwise: install one version on all ranks"
+                )
+            messages = [one[len(_RULE) :] for one in said]
+            others = {rank: theirs for rank, one in enumerate(messages) if (theirs := _step_of(one)) != step}
+            if not others:
+                self._refused.clear()
+                return [one[8:] for one in messages]
+            # A rank that comes with a step that this one has tried is one call behind: this one waits for its next.
+            if not self._refused.issuperset(others.values()):
+                self._refused.add(step)
+                rank, theirs = next(iter(others.items()))
                 raise InvalidArgument(
                     f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
                     "steps in the same order"
                 )
-        return [one[8:] for one in messages]
 
     def _agree(self, text: bytes, own: bytes, of: bytes, values: Mapping[str, str]) -> tuple[_Agreed, dict[str, str]]:
         """With the values that differ, by name."""
@@ -197,6 +204,10 @@ class WriteShares:
     def _unlike_contents(self, compared: Unproved, items: Contents) -> dict[str, str]:
         packed = self._together("dcp contents", lambda: pack(compared, items.contents(), self._ranks.rank))
         return unlike_contents(compared, self._ranks.exchange("dcp contents", packed))
+
+
+def _step_of(message: bytes) -> int:
+    return int.from_bytes(message[:8], "big")
 
 
 def _global_rank() -> int:

@@ -80,10 +80,11 @@ class Ranks:
         return result, errors
 
     def exchange(self, what: str, message: bytes) -> list[bytes]:
-        """Every rank's message, by rank. If a rank calls `give_up` instead, raises its error."""
+        """Every rank's message, by rank. If a rank calls `give_up` instead, raises its error. A rank that comes after
+        rank 0's deadline does not hear the others' messages: it waits for their next call."""
         if self._link is None:
             return [message]
-        messages = self._gather(what, b"=" + message)
+        messages = self._gather(what, b"=" + message, joins_late=False)
         for rank, said in enumerate(messages):
             if not said.startswith(b"="):
                 _raise_if_error(f"rank {rank}: ", said)
@@ -109,10 +110,10 @@ class Ranks:
         _raise_if_error("rank 0: ", said)
         return cast("dict[str, Any]", json.loads(said))
 
-    def _gather(self, what: str, message: bytes) -> list[bytes]:
+    def _gather(self, what: str, message: bytes, *, joins_late: bool = True) -> list[bytes]:
         assert self._link is not None
         try:
-            return self._link.gather(what, message)
+            return self._link.gather(what, message, joins_late=joins_late)
         except DeadlineExceeded as error:
             if what not in _CALLS:
                 raise

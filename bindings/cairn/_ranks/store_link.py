@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from .. import _core, _errors
+from .. import _core, _errors, _threads
 from .._errors import CODES, DeadlineExceeded, Error, FailedPrecondition, IoError
 from . import stores
 from .meeting import Meeting
@@ -41,6 +41,8 @@ _JOIN = 5.0  # Seconds that closing waits for the last messages to be sent.
 _BLOCKED = 0.05  # Seconds until a listener that has not ended is woken.
 _AT_ONCE = 1024  # Messages that rank 0 reads in one call.
 _ENDED = {"refused": FailedPrecondition, "late": DeadlineExceeded}  # Entries that say why rank 0 did not open.
+_WITHDRAWN = b"withdrawn"  # Instead of the message of a rank that has waited in vain.
+_PATIENCE = 5.0  # Seconds, or a tenth of the timeout: for a call that has passed over another one.
 _LEFTOVERS = 32  # Entries of the log that the last rank removes: those written while others left.
 
 
@@ -57,6 +59,13 @@ def unpack(entry: bytes) -> tuple[str, list[bytes]]:
         at = colon + 1 + int(entry[at:colon])
         parts.append(entry[colon + 1 : at])
     return parts[0].decode(), parts[1:]
+
+
+class _PassedOver(Exception):
+    """The ranks do not meet at this number, but at the next one."""
+
+    def __init__(self, why: Error | None = None) -> None:
+        self.why = why
 
 
 class StoreLink:
@@ -79,34 +88,62 @@ class StoreLink:
         self._calls: dict[str, int] = {}
         self._sender = threading.Thread(target=self._serve, args=(self._send,), name="cairn-send", daemon=True)
         self._listener = threading.Thread(target=self._serve, args=(self._listen,), name="cairn-listen", daemon=True)
-        self._sender.start()
+        _threads.start(self._sender)
 
-    def gather(self, what: str, message: bytes, timeout: float | None = None) -> list[bytes]:
-        """Every rank's message for `what`. The n-th call here matches the n-th call there. Blocks up to `timeout`."""
-        self._calls[what] = number = self._calls.get(what, 0) + 1
+    def gather(
+        self, what: str, message: bytes, timeout: float | None = None, *, joins_late: bool = True
+    ) -> list[bytes]:
+        """Every rank's message for `what`. The n-th call here matches the n-th call there. Blocks up to `timeout`.
+
+        A call that some ranks made alone shifts nothing: a rank that has waited for rank 0 in vain withdraws its message,
+        and if rank 0 finds that, all ranks pass over this number and meet at the next one. Unless this rank `joins_late`,
+        it also passes over a number at which rank 0 had waited for it in vain.
+        """
         if timeout is None:
             timeout = self._timeout + (0 if self._joined else _OPENING)
-        return self.gather_key(f"{what}/{number}", message, timeout)
+        passed: Error | None = None
+        while True:
+            self._calls[what] = number = self._calls.get(what, 0) + 1
+            try:
+                return self.gather_key(f"{what}/{number}", message, timeout, joins_late=joins_late)
+            except _PassedOver as over:
+                passed = over.why or passed
+                timeout = min(timeout, max(_PATIENCE, timeout / 10))
+            except DeadlineExceeded as error:
+                raise passed or error from None
 
-    def gather_key(self, key: str, message: bytes, timeout: float) -> list[bytes]:
+    def gather_key(self, key: str, message: bytes, timeout: float, *, joins_late: bool = True) -> list[bytes]:
         """The same with the caller's key. Rank 0 collects all messages and announces them, or its error, to all ranks."""
         if self._rank != 0:
             self.core.send(key, message)
-            kind, parts = unpack(self.core.await_message(f"{key}/all", timeout))
+            try:
+                reply = self.core.await_message(f"{key}/all", timeout)
+            except BaseException:
+                self.core.send(key, _WITHDRAWN)
+                raise
+            kind, parts = unpack(reply)
             if kind == "messages":
                 return parts
+            if kind == "passed":
+                raise _PassedOver
             name, text, *heard = parts
+            error = (getattr(_errors, name.decode()) if name.decode() in CODES else Error)(text.decode())
+            if heard and not heard[self._rank] and not joins_late:
+                raise _PassedOver(error)
             if heard:
                 heard[self._rank] = b"=" + message
                 if all(heard):  # This rank alone was late.
                     return [said[1:] for said in heard]
-            raise (getattr(_errors, name.decode()) if name.decode() in CODES else Error)(text.decode())
+            raise error
         try:
             messages, error = self.core.collect(key, timeout)
         except BaseException as interrupt:
             self.core.announce(f"{key}/all", pack("error", [b"", f"rank 0: {type(interrupt).__name__}".encode()]))
             raise
         said = [message, *messages]
+        if _WITHDRAWN in said:
+            self.core.announce(f"{key}/all", pack("passed", []))
+            raise _PassedOver
         if error is not None:
             heard = [b"" if one is None else b"=" + one for one in said]
             about = [type(error).__name__.encode(), str(error).encode()]
@@ -141,7 +178,7 @@ class StoreLink:
     def _send(self, store: Any) -> None:
         self._session = self._meeting.agree(store, partial(self._tell_why, store))
         self._joined = True
-        self._listener.start()
+        _threads.start(self._listener)
         while True:
             try:
                 message = self.core.next_message(_GAP if self._rank == 0 else math.inf)
@@ -219,13 +256,16 @@ class StoreLink:
         while len(names) > 1 and not store.check(names):  # The newest are on their way.
             names = names[: len(names) // 2]
         names = names or [self._awaited()]  # Not counted: the entry that wakes this listener to close.
+        entries = [self._unpack(name, entry) for name, entry in zip(names, store.multi_get(names), strict=True)]
+        # Of a rank's messages under one key the newest counts: it may have withdrawn the first.
+        newest = {tuple(parts[:2]): at for at, (kind, parts) in enumerate(entries) if kind == "message"}
         read = []
-        for name, entry in zip(names, store.multi_get(names), strict=True):
-            kind, parts = self._unpack(name, entry)
+        for at, (name, (kind, parts)) in enumerate(zip(names, entries, strict=True)):
             if kind == "filled":
                 self._filled.append(self._next)
             else:
-                self._hear(kind, parts)
+                if kind != "message" or newest[tuple(parts[:2])] == at:
+                    self._hear(kind, parts)
                 read.append(name)
             self._next += 1
         for name in read:  # Last, because others wait for the messages.
