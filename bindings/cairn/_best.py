@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import _tree
+from . import _threads, _tree
 from ._arguments import whole
 from ._errors import Error, InvalidArgument, NotFound
 from ._save import wait_ended
@@ -122,7 +122,11 @@ class KeepBest:
         with self._changed:
             self._queue.append((save, metrics))
             if len(self._queue) == 1:
-                threading.Thread(target=self._run, name="cairn-best", daemon=True).start()
+                try:
+                    _threads.start(threading.Thread(target=self._run, name="cairn-best", daemon=True))
+                except BaseException:
+                    self._queue.pop()  # The caller cancels it.
+                    raise
 
     def wait(self, timeout: float) -> float:
         """Waits until all saves have ended and the best are pinned, up to `timeout`; returns what is left of it."""

@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from typing import Any
 
-from . import _core
+from . import _core, _threads
 from ._engine import log_events
 from ._errors import Error
 
@@ -25,8 +25,8 @@ _watching: list[tuple[_core.Watcher, threading.Thread]] = []  # Also those whose
 def start_watching(core: _core.Checkpointer) -> threading.Thread:
     """The thread ends once the watcher is stopped. It also logs warnings, at once."""
     watcher = core.watcher
-    thread = threading.Thread(target=watcher.run, args=(partial(log_events, core.events),), name="cairn-watch", daemon=True)
-    thread.start()
+    log = partial(log_events, core.events)
+    thread = _threads.start(threading.Thread(target=watcher.run, args=(log,), name="cairn-watch", daemon=True))
     _watching[:] = [one for one in _watching if one[1].is_alive()]
     _watching.append((watcher, thread))
     return thread

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _core
+from . import _core, _threads
 from ._arguments import timeout_of
 from ._errors import InvalidArgument
 
@@ -133,7 +133,11 @@ class Save:
         with self._mutex:
             self._callbacks.append(callback)
             if len(self._callbacks) == 1:
-                threading.Thread(target=self._call_back, name="cairn-done").start()
+                try:
+                    _threads.start(threading.Thread(target=self._call_back, name="cairn-done"))
+                except BaseException:
+                    self._callbacks.pop()
+                    raise
 
     def _call_back(self) -> None:
         wait_ended(self._core)

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from . import _threads
 from ._errors import FailedPrecondition, InvalidArgument
 from ._ranks.stopping import Agreement
 
@@ -130,7 +131,12 @@ class Stop:
                 self._agreement.leave()
             raise
         if notice is not None:
-            threading.Thread(target=self._watch, args=(notice, every), name="cairn-notice", daemon=True).start()
+            watch = threading.Thread(target=self._watch, args=(notice, every), name="cairn-notice", daemon=True)
+            try:
+                _threads.start(watch)
+            except BaseException:
+                self.end()
+                raise
 
     def requested(self, timeout: float) -> bool:
         if self.reason is not None:

@@ -182,3 +182,36 @@ def test_a_spawned_worker_that_opens_it_again_is_told_of_main(root: Path, tmp_pa
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
 
     assert 'open the Checkpointer below `if __name__ == "__main__":`' in ran.stderr
+
+
+NO_THREADS = """
+import os, resource, sys
+import cairn, numpy as np
+c = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2)
+save = c.save(1, {"w": np.ones(4)})
+save.wait()
+if os.getuid() == 0:  # Root has no limit.
+    os.setgid(65534), os.setuid(65534)
+before = resource.getrlimit(resource.RLIMIT_NPROC)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, before[1]))
+for call in (lambda: save.add_done_callback(print), lambda: cairn.Checkpointer(sys.argv[1] + "-2")):
+    try:
+        print("no error:", call())
+    except cairn.ResourceExhausted as error:
+        print(error)
+resource.setrlimit(resource.RLIMIT_NPROC, before)
+save.add_done_callback(lambda save: print("durable:", save.result(), flush=True))
+"""
+
+
+def test_a_thread_that_cannot_start_is_named_with_the_limit(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_THREADS, root], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, (lines, done.stderr)
+    assert lines[0].startswith("cannot start thread cairn-done: ")
+    assert "see ulimit -u (1) and pids.max of the control group" in lines[0]
+    assert lines[1].startswith("cannot start thread cairn-") and "see ulimit -u" in lines[1]
+    assert lines[2] == "durable: 1"

@@ -18,6 +18,7 @@ from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any, ClassVar
 
+from .. import _threads
 from .._checkpointer import Checkpointer
 from .._errors import DeadlineExceeded, Error
 from .._save import Save
@@ -38,7 +39,11 @@ class Upload:
         """DCP begins, on this thread. When it is done and has not let the save commit, the save is abandoned."""
         self._thread = threading.current_thread()
         arguments = self._thread, _future_of_this_thread()
-        threading.Thread(target=self._watch, args=arguments, name="cairn-upload", daemon=True).start()
+        try:
+            _threads.start(threading.Thread(target=self._watch, args=arguments, name="cairn-upload", daemon=True))
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
         self.save.cancel()  # Does nothing once its commit has begun.

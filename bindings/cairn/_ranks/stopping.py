@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .. import _threads
 from .._errors import DeadlineExceeded, Error, IoError
 from .stores import LONGEST_WAIT, first_line, own_connection, wait
 
@@ -50,7 +51,7 @@ class Agreement:
         self._sending: Any = None  # A connection that no wait blocks.
         self._connected = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="cairn-stop", daemon=True)
-        self._thread.start()
+        _threads.start(self._thread)
 
     def reached(self, wanted: str | None, timeout: float) -> bool:
         """Counts a step. Returns whether it is the last one, on every rank. `wanted` is why this rank wants to stop.
