@@ -306,15 +306,12 @@ def test_a_save_that_fails_on_one_rank_before_the_plan_is_told_to_all_and_costs_
     assert world.all("save(state, 2)") == [None] * 2
 
 
-def test_a_rank_that_left_a_save_out_is_told_and_the_group_lives(worlds: Worlds) -> None:
+def test_a_save_that_a_rank_left_out_shifts_nothing_and_the_group_lives(worlds: Worlds) -> None:
     world = worlds(2, timeout=3)
     assert world.all("state = {'w': torch.ones(4)}; save(state, 1)") == [None] * 2
     assert world.answers("save(state, 2) if rank == 0 else None")[0]["error"] == "DeadlineExceeded"
 
-    ahead, behind = world.answers("save(state, 3)")
-
-    assert ahead["error"] == "DeadlineExceeded"
-    assert "rank 0 saves step 2, rank 1 step 3: all ranks save the same steps" in behind["message"]
+    assert world.all("save(state, 3); c.steps()") == [[1, 3]] * 2
     assert world.all("dist.barrier()") == [None] * 2
 
 
