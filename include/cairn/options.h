@@ -102,7 +102,8 @@ struct Options {
   /// same root, and make the same calls of Save, with the same steps. Rank 0 decides what becomes of each save.
   std::shared_ptr<Group> group = nullptr;
   /// How long rank 0 waits for the other ranks' shards, once its own is written, and how long the others wait for rank
-  /// 0 to begin the save. For the outcome the others wait twice as long, and then look on the disk. A save that
+  /// 0 to begin the save. A rank looks as long for what another rank has made but its own filesystem does not show yet.
+  /// For the outcome the others wait twice as long, and then look on the disk. A save that
   /// replaces a step waits half as long for processes that read the old one.
   std::chrono::nanoseconds group_timeout = std::chrono::minutes(10);
   /// Permissions of new files and directories, before the umask. Use 0640 and 0750 if another user of the same group,

@@ -7,6 +7,8 @@
 #include "base/status_macros.h"
 #include "engine/agreement.h"
 #include "group/blocking.h"
+#include "store/late_name.h"
+#include "store/names.h"
 
 namespace cairn {
 namespace {
@@ -31,23 +33,42 @@ Result<std::string> AwaitWriterId(const Options& options, Group& group) {
   return InvalidMessage(0, message);
 }
 
+Result<std::unique_ptr<Root>> OpenOwnRoot(IoQueue& queue, const Options& options, const Group& group) {
+  return Root::Open(queue, {.path = options.root,
+                            .read_only = options.read_only,
+                            .coordinator = group.rank() == 0,
+                            .wait = options.open_timeout,
+                            .take_over = options.take_over,
+                            .file_mode = options.file_mode,
+                            .directory_mode = options.directory_mode});
+}
+
+/// The directory that rank 0 has opened, unless this rank does not see it (yet): NotFound.
+Result<std::unique_ptr<Root>> OpenSeen(IoQueue& queue, const Options& options, const Group& group,
+                                       const std::string& writer_id) {
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, OpenOwnRoot(queue, options, group));
+  CAIRN_RETURN_IF_ERROR(root->CheckSeen(writer_id));
+  return root;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& options, Group& group) {
-  const bool follows = group.rank() != 0 && !options.read_only;
-  std::string writer_id;
-  if (follows) {
-    CAIRN_ASSIGN_OR_RETURN(writer_id, AwaitWriterId(options, group));
+  if (group.rank() == 0 || options.read_only) return OpenOwnRoot(queue, options, group);
+  CAIRN_ASSIGN_OR_RETURN(const std::string writer_id, AwaitWriterId(options, group));
+  std::optional<LateName> late;
+  while (true) {
+    Result<std::unique_ptr<Root>> root = OpenSeen(queue, options, group, writer_id);
+    if (root.status().code() != StatusCode::kNotFound) return root;
+    if (!late) {
+      const PathAt path = JoinPath(options.root, kWriterName);
+      late.emplace(fmt::format("{}, which rank 0 has written,", path), group.rank(), options.group_timeout);
+    }
+    if (late->expired()) return late->Missing(root.status().message());
+    const Deadline next = late->NextLook();
+    if (const auto event = late->NotYet(); event && options.on_event) options.on_event(*event);
+    CAIRN_RETURN_IF_ERROR(queue.RunOnce(next).status());
   }
-  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, Root::Open(queue, {.path = options.root,
-                                                                        .read_only = options.read_only,
-                                                                        .coordinator = group.rank() == 0,
-                                                                        .wait = options.open_timeout,
-                                                                        .take_over = options.take_over,
-                                                                        .file_mode = options.file_mode,
-                                                                        .directory_mode = options.directory_mode}));
-  if (follows) CAIRN_RETURN_IF_ERROR(root->CheckSeen(writer_id));
-  return root;
 }
 
 void AnnounceOpened(const Options& options, const std::string& writer_id, const Status& status) {

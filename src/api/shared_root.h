@@ -14,8 +14,8 @@ namespace cairn {
 // see the same directory.
 
 /// Opens the root for this rank. On other ranks it fails if rank 0 failed to open the root, or sent no message in time;
-/// FailedPrecondition, naming host and path, if rank 0 opened another directory. Blocking; no other thread may use the
-/// queue.
+/// FailedPrecondition, naming host and path, if for group_timeout it does not see what rank 0 has written there: rank 0
+/// opened another directory, or its names are seen late. Blocking; no other thread may use the queue.
 [[nodiscard]] Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& options, Group& group);
 
 /// Call it on rank 0, once: tells the other ranks that the root is open for the writer of this id, or why Open failed.

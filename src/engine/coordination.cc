@@ -69,6 +69,10 @@ void Coordination::NameFolder(const std::string& uuid) {
 void Coordination::OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)()) {
   NameFolder(uuid);
   if (!stage_.MoveTo(Stage::kEntering)) return;
+  RunOpening(how);
+}
+
+void Coordination::RunOpening(IoTask<Status> (AttemptFolder::*how)()) {
   RunTask(
       *context_.queue, (*folder_.*how)(),
       [folder = folder_, then = Later(&Coordination::OnFolderOpen)](const Status& status) { then(folder, status); });
@@ -81,10 +85,12 @@ void Coordination::OnFolderOpen(std::shared_ptr<AttemptFolder> folder, Status st
     return callbacks_.quiet();
   }
   if (stage_ != Stage::kEntering) return;
-  if (status.code() == StatusCode::kFailedPrecondition && !coordinator()) {  // Not there: rank 0 knows why.
-    PreparedMessage missing;
-    missing.failure = status;
-    return AnswerThat(missing, status);
+  if (!coordinator() && status.code() == StatusCode::kNotFound) {
+    OnFolderNotFound();
+    if (!late_folder_->expired()) return;
+    PreparedMessage missing;  // If rank 0 knows more, it says so in its outcome.
+    missing.failure = late_folder_->Missing();
+    return AnswerThat(missing, missing.failure);
   }
   if (!status.ok()) {
     NotifyRanksOfFailure(status);
@@ -163,8 +169,14 @@ void Coordination::Close(const Status& why) {
   if (stage_ == Stage::kPrepared || pauses) CheckDisk();
 }
 
+Deadline Coordination::wakes_at() const {
+  const bool checks = checks_ != nullptr && (stage_ == Stage::kNamed || stage_ == Stage::kPrepared);
+  return checks ? Deadline::At(std::min(wakes_at_.when(), checks_->wakes_at().when())) : wakes_at_;
+}
+
 void Coordination::OnTime() {
-  if (!wakes_at_.passed()) return;
+  if (!wakes_at().passed()) return;
+  if (!wakes_at_.passed()) return checks_->OnTime();
   wakes_at_ = Deadline::Infinite();
   switch (*stage_) {
     case Stage::kPrepared:
@@ -173,6 +185,8 @@ void Coordination::OnTime() {
     case Stage::kAnswered:
       return OnNoOutcome(Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
                                "nothing from rank 0 within group_timeout"));
+    case Stage::kEntering:
+      return RunOpening(&AttemptFolder::OpenAgain);
     case Stage::kLooking:
       return CheckDisk();
     default:
@@ -183,7 +197,8 @@ void Coordination::OnTime() {
 // The coordinator.
 
 void Coordination::AnnounceAttempt() {
-  checks_ = std::make_shared<ShardChecks>(*context_.queue, folder_);
+  checks_ = std::make_shared<ShardChecks>(*context_.queue, folder_, context_.parts.options.group_timeout,
+                                          [this](const Event& event) { context_.Notify(event); });
   group().Announce(
       Key("attempt"),
       EncodeAttempt({.uuid = folder_->uuid(),
@@ -244,6 +259,9 @@ void Coordination::OnCollected(Status status) {
 
 Status Coordination::Missing() const {
   const bool heard = std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard.has_value(); });
+  if (const Status late = checks_->Late(); heard && !late.ok()) {
+    return Error(late.code(), "step {}: {}", plan_.step, late.message());
+  }
   std::vector<std::size_t> missing;
   for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
     if (!shards_[rank] || (heard && !shards_[rank]->checked)) missing.push_back(rank);
@@ -339,7 +357,17 @@ void Coordination::JoinAnother(const Status& why) {
   wakes_at_ = Deadline::Infinite();
   number_.reset();
   folder_.reset();
+  late_folder_.reset();
   context_.line->CallAgain(call_, plan_.step, why, LineCallbacks());
+}
+
+void Coordination::OnFolderNotFound() {
+  if (!late_folder_) {
+    late_folder_.emplace(fmt::format("{}, which rank 0 has made,", folder_->path()), group().rank(),
+                         context_.parts.options.group_timeout);
+  }
+  wakes_at_ = late_folder_->NextLook();
+  if (const auto event = late_folder_->NotYet()) context_.Notify(*event);
 }
 
 void Coordination::SendFailure(const Status& why) {

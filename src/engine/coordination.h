@@ -13,6 +13,7 @@
 #include "engine/save_task.h"
 #include "format/manifest.h"
 #include "store/attempt_folder.h"
+#include "store/late_name.h"
 #include "store/shard_check.h"
 
 namespace cairn {
@@ -91,12 +92,12 @@ struct PreparedShards {
 /// step, and then fails with rank 0's reason.
 ///
 /// The coordinator creates the attempt's folder before it announces it; the others open it. The coordinator checks each
-/// shard through its own descriptor when the rank's message arrives.
+/// shard through its own descriptor when the rank's message arrives. What is not visible is looked for (see LateName).
 ///
-/// Deadlines: group_timeout for the attempt; the same for the other ranks' messages and the checks of their
-/// shards, counted from when the coordinator is prepared; twice that for the outcome, counted from when a rank is
-/// prepared, so that the coordinator gives up first. If the group breaks, a rank watches the disk until then. A rank
-/// that knows no outcome by then renames the attempt away, which decides it.
+/// Deadlines: group_timeout for the attempt; the same for looking for its folder; the same for the other ranks'
+/// messages and the checks of their shards, counted from when the coordinator is prepared; twice that for the outcome,
+/// counted from when a rank is prepared, so that the coordinator gives up first. If the group breaks, a rank watches
+/// the disk until then. A rank that knows no outcome by then renames the attempt away, which decides it.
 class Coordination : public std::enable_shared_from_this<Coordination> {
  public:
   struct Callbacks {
@@ -137,7 +138,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   void Detach();
 
   /// When OnTime must be called.
-  [[nodiscard]] Deadline wakes_at() const { return wakes_at_; }
+  [[nodiscard]] Deadline wakes_at() const;
   void OnTime();
 
   /// This rank has written everything and waits for the coordinator, which alone writes more.
@@ -161,6 +162,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   std::function<void(Args...)> Later(void (Coordination::*then)(Args...));
   void NameFolder(const std::string& uuid);
   void OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)());
+  void RunOpening(IoTask<Status> (AttemptFolder::*how)());
   void OnFolderOpen(std::shared_ptr<AttemptFolder> folder, Status status);
   /// Notifies the other ranks of a failure, unless this rank has already sent its message.
   void NotifyRanksOfFailure(const Status& why);
@@ -182,6 +184,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   void JoinAnother(const Status& why);
   [[nodiscard]] SaveLine::Callbacks LineCallbacks();
   void AnswerThat(const PreparedMessage& message, const Status& why);
+  void OnFolderNotFound();
   void SendFailure(const Status& why);
   void OnOutcome(std::uint64_t number, Heard heard);
   void OnNoOutcome(const Status& why);
@@ -206,6 +209,8 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   std::uint64_t call_ = 0;
   Status answered_;
   std::shared_ptr<AttemptFolder> folder_;
+  // Other ranks: the folder was not found.
+  std::optional<LateName> late_folder_;
   // Coordinator: by rank, once prepared.
   std::vector<std::optional<PreparedShard>> shards_;
   // Total size of the index runs.

@@ -15,14 +15,15 @@
 //    training starts: it names no attempt for a commit before it has swept, and without a name no rank begins. Readers
 //    take no lock and never sweep.
 // 1. Begin. The coordinator creates `.attempt-<uuid>/` and only then announces it, with its step. On the others the
-//    call of Save for that step joins it, and opens the folder; an attempt that no call joins is refused (pairing.h). If the
-//    folder is not there, the coordinator is told, and its outcome says why: it has given the attempt up, or the root
-//    is a different directory. Each rank checks the free space, then creates its shard file in the folder and allocates
-//    its blocks. The file is new, or a spare of this rank (see 6), whose blocks count as free. A spare is opened and
-//    claimed (a regular file of this user with one name and a write lease on it, so nobody else has it open or mapped),
-//    renamed into the attempt, and checked again; then its first block is zeroed and the lease released. If a check
-//    fails, or somebody opened it meanwhile, it is unlinked and a new file created. Until the commit nobody reads it,
-//    like every file of an attempt: its old bytes are no loss, and no old header precedes new data.
+//    call of Save for that step joins it, and opens the folder; an attempt that no call joins is refused (pairing.h).
+//    If the folder is not there, the rank looks for it for a while (late_name.h): its root may be a different
+//    directory, or show names late. Then it tells the coordinator, whose outcome says why if it has given the attempt
+//    up. Each rank checks the free space, then creates its shard file in the folder and allocates its blocks. The file
+//    is new, or a spare of this rank (see 6), whose blocks count as free. A spare is opened and claimed (a regular file
+//    of this user with one name and a write lease on it, so nobody else has it open or mapped), renamed into the
+//    attempt, and checked again; then its first block is zeroed and the lease released. If a check fails, or somebody
+//    opened it meanwhile, it is unlinked and a new file created. Until the commit nobody reads it, like every file of
+//    an attempt: its old bytes are no loss, and no old header precedes new data.
 // 2. Write the chunks, each at its offset. Check every completion, because an O_DIRECT write reports its error only
 //    there: a later fsync succeeds. The aligned rest of a short write is resubmitted; any other error is final. If the
 //    filesystem rejects O_DIRECT, at the open or at the first write, writes are buffered, and each is followed by its
@@ -34,7 +35,8 @@
 // 4. The ranks agree (in src/engine/coordination.cc). Each sends the coordinator one message: prepared or failed. The
 //    coordinator announces the attempt, and then the outcome or the first failure. As each message arrives, the
 //    coordinator checks that rank's shard through its own descriptor of the folder (shard_check.cc): it must have the
-//    length and the header digest that its rank reported; the header's contents go into the index. Messages are only
+//    length and the header digest that its rank reported; the header's contents go into the index. A shard that is not
+//    there is looked for, too. Messages are only
 //    hints: a rank that is prepared and hears nothing more looks at the disk. A single rank needs no messages and does
 //    3 and 5 in one: header and manifest are written in parallel, then everything is fsynced in parallel, then renamed.
 //    Nothing reads the attempt before the rename, so it does not matter which of the writes survive a crash.
@@ -310,7 +312,9 @@ Status Attempt::CheckShard() const {
   if (::fstat(shard_fd_.get(), &written) != 0) return ErrnoStatus(errno, "stat of " + shard_.text());
   const bool there = ::fstatat(shard_.directory(), shard_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0;
   if (!there && errno != ENOENT) return ErrnoStatus(errno, "stat of " + shard_.text());
-  if (!there || named.st_dev != written.st_dev || named.st_ino != written.st_ino) {
+  // Another rank's shard that still has a name is looked for by rank 0, which waits for names that are seen late.
+  const bool late = !there && spec_.shard != 0 && written.st_nlink != 0;
+  if (!late && (!there || named.st_dev != written.st_dev || named.st_ino != written.st_ino)) {
     return Error(StatusCode::kCorrupt, "{}: {} while it was written", shard_, there ? "replaced" : "removed");
   }
   if (static_cast<std::uint64_t>(written.st_size) == spec_.file_bytes) return Status::Ok();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "store/late_name.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/remove.h"
@@ -35,12 +36,11 @@ IoTask<Status> AttemptFolder::Make() {
 }
 
 IoTask<Status> AttemptFolder::Open() {
-  IoResult opened = co_await io::OpenDirectory(path_, /*follow=*/false, fd_);
-  if (opened.error != ENOENT) co_return opened.status;
-  co_return Error(StatusCode::kFailedPrecondition,
-                  "{}, which rank 0 has made, is missing on this rank: is the root the same directory for both, or was "
-                  "the attempt given up already?",
-                  path_);
+  co_return co_await OpenLateName(root_, path_, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, /*again=*/false, fd_);
+}
+
+IoTask<Status> AttemptFolder::OpenAgain() {
+  co_return co_await OpenLateName(root_, path_, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, /*again=*/true, fd_);
 }
 
 Status AttemptFolder::LookWhere(bool& elsewhere) const {

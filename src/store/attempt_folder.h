@@ -31,8 +31,10 @@ class AttemptFolder {
 
   /// Makes and opens it, unless it is open. If the disk is full, removes all spares first.
   IoTask<Status> Make();
-  /// Opens what rank 0 has made. FailedPrecondition if it is not there.
+  /// Opens what rank 0 has made. NotFound if this rank does not see it (yet).
   IoTask<Status> Open();
+  /// The same, after it was not seen.
+  IoTask<Status> OpenAgain();
 
   /// FailedPrecondition, quoting `found`, if the name no longer refers to this folder: a rank gave the attempt up.
   IoTask<Status> CheckThere(const Status& found) const;

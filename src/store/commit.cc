@@ -1,7 +1,6 @@
 #include "store/commit.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #include <cerrno>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "store/late_name.h"
 #include "store/manifest_file.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -19,16 +19,6 @@
 
 namespace cairn {
 namespace {
-
-/// A network filesystem may have cached that a name does not exist. A stat of the directory makes it look again.
-IoTask<Status> ForgetCachedNames(const UniqueFd& directory, const PathAt& path) {
-  return io::OnThread(path.text(), [&directory, &path] {
-    struct statx found {};
-    const int flags = AT_EMPTY_PATH | AT_STATX_FORCE_SYNC;
-    if (::statx(directory.get(), "", flags, STATX_MTIME, &found) == 0 || errno == ENOSYS) return Status::Ok();
-    return ErrnoStatus(errno, "stat of " + path.text());
-  });
-}
 
 Status UnknownCommit(std::uint64_t step, const std::string& uuid, const Status& why) {
   return Error(StatusCode::kUnknownOutcome, "cannot tell whether step {} of attempt {} is committed: {}", step, uuid,
@@ -44,7 +34,7 @@ IoTask<Status> LookTask(PathAt root, std::uint64_t step, std::string uuid, Uniqu
   UniqueFd manifest_fd;
   IoResult opened = co_await io::OpenDirectory(root, /*follow=*/true, root_fd);
   if (!opened.ok()) co_return unknown(opened.status);
-  const Status fresh = co_await ForgetCachedNames(root_fd, root);
+  const Status fresh = co_await io::OnThread(root.text(), [&root] { return ForgetCachedNames(root); });
   if (!fresh.ok()) co_return unknown(fresh);
   opened = co_await io::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, manifest_fd);
   if (opened.error == ENOENT) co_return other(opened.status.message());

@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "base/uuid.h"
 #include "io/io_task.h"
+#include "store/late_name.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/remove.h"
@@ -315,16 +316,11 @@ Status Root::CheckWriter() const {
 }
 
 Status Root::CheckSeen(const std::string& writer_id) const {
-  struct statx fresh {};  // A network filesystem may have cached the directory.
-  static_cast<void>(::statx(at_.directory(), at_.c_str(), AT_STATX_FORCE_SYNC, STATX_MTIME, &fresh));
-  const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
-  if (found.ok() && *found && (*found)->id == writer_id) return Status::Ok();
-  return Error(StatusCode::kFailedPrecondition,
-               "{} on {} is not the directory that rank 0 has opened ({}): is a mount missing, or the path wrong?",
-               path(), WriterRecord::Next(std::nullopt).host,
-               !found.ok() ? found.status().message()
-               : *found    ? fmt::format("its writer is {}", (*found)->Describe())
-                           : "it has no writer");
+  static_cast<void>(ForgetCachedNames(at_));
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> found, ReadWriter(at_));
+  if (found && found->id == writer_id) return Status::Ok();
+  return Error(StatusCode::kNotFound, "{}",
+               found ? fmt::format("its writer is {}", found->Describe()) : "it has no writer");
 }
 
 Status Root::CheckPath() const {

@@ -57,8 +57,8 @@ class Root {
   [[nodiscard]] Status CheckWriter() const;
   /// This Open's, as `.writer` has it.
   [[nodiscard]] const std::string& writer_id() const { return writer_.id; }
-  /// For ranks other than the coordinator: FailedPrecondition, naming host and path, if this is not the directory that
-  /// the coordinator has opened. `writer_id` is the coordinator's.
+  /// For ranks other than the coordinator: NotFound, saying what was found instead, if this is not the directory that
+  /// the coordinator has opened, or does not show it yet. `writer_id` is the coordinator's.
   [[nodiscard]] Status CheckSeen(const std::string& writer_id) const;
   /// FailedPrecondition, saying where the open directory is now, if the path no longer refers to it: it was moved. May
   /// block; safe from any thread.

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <iterator>
 #include <new>
 #include <string>
 #include <utility>
@@ -73,18 +74,8 @@ std::string RunOf(const Header& header, std::uint64_t length, const std::string&
   }
 }
 
-Result<std::string> CheckShard(const AttemptFolder& folder, std::size_t rank, const ManifestShard& shard) {
-  const std::string file = JoinPath(folder.path(), shard.file).text();
-  // A network filesystem may have cached the directory before the rank's message.
-  struct statx fresh {};
-  static_cast<void>(::statx(folder.fd().get(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_MTIME, &fresh));
-  const UniqueFd fd(::openat(folder.fd().get(), shard.file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!fd.valid()) {
-    if (errno != ENOENT) return ErrnoStatus(errno, "opening " + file);
-    return Error(StatusCode::kFailedPrecondition,
-                 "rank {} has written {}, which is missing on rank 0: is the root the same directory for both?", rank,
-                 file);
-  }
+Result<std::string> CheckShard(const UniqueFd& fd, const std::string& file, std::size_t rank,
+                               const ManifestShard& shard) {
   struct stat found {};
   if (::fstat(fd.get(), &found) != 0) return ErrnoStatus(errno, "stat of " + file);
   if (!S_ISREG(found.st_mode) || static_cast<std::uint64_t>(found.st_size) != shard.length) {
@@ -97,12 +88,18 @@ Result<std::string> CheckShard(const AttemptFolder& folder, std::size_t rank, co
                shard.header_digest, header.digest);
 }
 
-IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_t rank, ManifestShard shard,
+IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_t rank, ManifestShard shard, bool again,
                          std::shared_ptr<std::string> run) {
-  Status checked = co_await io::OnThread(folder->path().text(), [&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(*run, CheckShard(*folder, rank, shard));
-    return Status::Ok();
-  });
+  const PathAt opened_folder(folder->fd().get(), folder->path().text());
+  const PathAt path = JoinPath(opened_folder, shard.file);
+  UniqueFd fd;
+  Status checked = co_await OpenLateName(opened_folder, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, again, fd);
+  if (checked.ok()) {
+    checked = co_await io::OnThread(path.text(), [&]() -> Status {
+      CAIRN_ASSIGN_OR_RETURN(*run, CheckShard(fd, path.text(), rank, shard));
+      return Status::Ok();
+    });
+  }
   if (checked.ok()) co_return checked;
   // A shard of an attempt that another rank removes is missing, too.
   Status there = co_await folder->CheckThere(checked);
@@ -111,24 +108,57 @@ IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_
 
 }  // namespace
 
-ShardChecks::ShardChecks(IoQueue& queue, std::shared_ptr<const AttemptFolder> folder)
-    : queue_(queue), folder_(std::move(folder)) {}
+ShardChecks::ShardChecks(IoQueue& queue, std::shared_ptr<const AttemptFolder> folder, std::chrono::nanoseconds timeout,
+                         OnNotYet not_yet)
+    : queue_(queue), folder_(std::move(folder)), timeout_(timeout), not_yet_(std::move(not_yet)) {}
 
 void ShardChecks::Add(std::size_t rank, ManifestShard shard, Done done) {
-  waiting_.push_back({rank, std::move(shard), std::move(done)});
+  waiting_.push_back({.rank = rank, .shard = std::move(shard), .done = std::move(done)});
   BeginWaiting();
+}
+
+Deadline ShardChecks::wakes_at() const {
+  Deadline first = Deadline::Infinite();
+  for (const Check& check : late_) first = Deadline::At(std::min(first.when(), check.next_look.when()));
+  return first;
+}
+
+void ShardChecks::OnTime() {
+  const auto due =
+      std::stable_partition(late_.begin(), late_.end(), [](const Check& one) { return !one.next_look.passed(); });
+  std::move(due, late_.end(), std::back_inserter(waiting_));
+  late_.erase(due, late_.end());
+  BeginWaiting();
+}
+
+Status ShardChecks::Late() const { return late_.empty() ? Status::Ok() : late_.front().late->Missing(); }
+
+void ShardChecks::OnNotFound(Check check) {
+  if (!check.late) {
+    check.late.emplace(
+        fmt::format("{}, which rank {} has written,", JoinPath(folder_->path(), check.shard.file), check.rank),
+        /*rank=*/0, timeout_);
+  }
+  if (check.late->expired()) return check.done(check.late->Missing());
+  check.next_look = check.late->NextLook();
+  if (const auto event = check.late->NotYet(); event && !std::exchange(told_, true)) not_yet_(*event);
+  late_.push_back(std::move(check));
 }
 
 void ShardChecks::BeginWaiting() {
   while (in_flight_ < kThreads && !waiting_.empty()) {
-    Check next = std::move(waiting_.front());
+    const auto next = std::make_shared<Check>(std::move(waiting_.front()));
     waiting_.pop_front();
     ++in_flight_;
     const auto run = std::make_shared<std::string>();
-    RunTask(queue_, CheckTask(folder_, next.rank, std::move(next.shard), run),
-            [self = shared_from_this(), run, done = std::move(next.done)](Status status) {
+    RunTask(queue_, CheckTask(folder_, next->rank, next->shard, next->late.has_value(), run),
+            [self = shared_from_this(), run, next](Status status) {
               --self->in_flight_;
-              status.ok() ? done(std::move(*run)) : done(std::move(status));
+              if (status.code() == StatusCode::kNotFound) {
+                self->OnNotFound(std::move(*next));
+              } else {
+                status.ok() ? next->done(std::move(*run)) : next->done(std::move(status));
+              }
               self->BeginWaiting();
             });
   }

@@ -14,14 +14,11 @@
 #include "store/names.h"
 
 namespace cairn {
-namespace {
 
 std::string HostName() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
-
-}  // namespace
 
 WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
   return {.epoch = last ? last->epoch + 1 : 1,

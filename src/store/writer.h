@@ -17,6 +17,9 @@ namespace cairn {
 /// block. Empty: no check.
 using WriterCheck = std::function<Status()>;
 
+/// This machine's name, for messages and the record.
+[[nodiscard]] std::string HostName();
+
 /// The writer of a root, as stored in `.writer`. Each Open for writing stores a new one.
 struct WriterRecord {
   /// One more than the previous writer's.

@@ -150,7 +150,8 @@ TEST_F(LoneSaves, MissingAttemptHasRankZerosReason) {
   OpenAll(kNever);
   group(2).Hold("outcome/");
   const FaultGate writing = plan(0).Hold({.op = IoOp::kWrite, .path = "shard-"});
-  const FaultGate opening = plan(2).Hold({.op = IoOp::kOpen, .path = ".attempt-"});
+  const FaultGate opening = plan(2).Hold({.op = IoOp::kOpen, .path = ".attempt-", .nth = 1});
+  const FaultGate looking = plan(2).Hold({.op = IoOp::kOpen, .path = ".attempt-", .nth = 2});
   const std::vector<SaveHandle> saves = StartAll(1);
   ASSERT_TRUE(writing.WaitHeld(Soon()) && opening.WaitHeld(Soon()));
   EXPECT_TRUE(saves[0].Cancel());
@@ -158,7 +159,8 @@ TEST_F(LoneSaves, MissingAttemptHasRankZerosReason) {
   EXPECT_EQ(saves[0].WaitDurable(Soon()).code(), StatusCode::kCancelled);
 
   opening.Release();
-  ASSERT_TRUE(group(2).WaitSaid("prepared/0", Soon()));
+  ASSERT_TRUE(looking.WaitHeld(Soon()));
+  looking.Release();
   group(2).Release();
 
   const Status status = saves[2].WaitDurable(Soon());

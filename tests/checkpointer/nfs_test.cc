@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -22,6 +25,7 @@
 namespace cairn {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -316,6 +320,145 @@ TEST_F(Nfs, RanksCommitAndAbandonTogether) {
   // If one rank had its file open when another removed the attempt, the next sweep removes the folder.
   EXPECT_THAT(SillyNames(), IsEmpty());
   ExpectNothingLost(root(), 4, kRanks);
+}
+
+// Two clients. What one makes the other sees late.
+class NfsLate : public Nfs {
+ protected:
+  static constexpr std::size_t kLooks = 4;  // Two at once, and one after each pause.
+
+  void OpenBoth(std::chrono::nanoseconds group_timeout) {
+    Options options = OptionsOnNfs();
+    options.group_timeout = group_timeout;
+    ranks_ = OpenRanks(2, options, [&](int rank) {
+      Wiring wiring;
+      wiring.wrap_queue = [client = clients_[rank], plan = plans_[rank]](IoQueueFactory inner) {
+        return plan->Wrap(client->Wrap(std::move(inner)));
+      };
+      return wiring;
+    });
+    ASSERT_EQ(ranks_.size(), 2U);
+    for (const auto& rank : ranks_) AbandonAtOnce(*rank);
+  }
+  std::vector<SaveHandle> StartBoth(std::uint64_t step) {
+    std::vector<SaveHandle> saves;
+    for (int rank = 0; rank < 2; ++rank) {
+      states_.push_back(SmallState(step, rank));
+      saves.push_back(*ranks_[static_cast<std::size_t>(rank)]->Save(step, states_.back()->state()));
+    }
+    return saves;
+  }
+  static std::vector<Status> WaitBoth(const std::vector<SaveHandle>& saves) {
+    return {saves[0].WaitDurable(Soon()), saves[1].WaitDurable(Soon())};
+  }
+  /// That `rank` looks for a name again and again.
+  [[nodiscard]] bool Looks(int rank) const { return clients_[rank]->WaitLooks(kLooks, Soon()) >= kLooks; }
+  [[nodiscard]] static std::string NotYet(const std::string& name, int rank) {
+    return fmt::format("{} is not visible yet on rank {} (", name, rank);
+  }
+
+  struct Late {
+    int rank;
+    std::string part;
+    std::string maker;
+  };
+  /// What rank 0 must open of rank 1, and rank 1 of rank 0.
+  static std::vector<Late> All() {
+    return {{1, ".attempt-", "which rank 0 has made,"}, {0, ShardName(1), "which rank 1 has written,"}};
+  }
+
+  std::array<std::shared_ptr<NfsDouble>, 2> clients_{NfsDouble::Make(), NfsDouble::Make()};
+  std::array<std::shared_ptr<FaultPlan>, 2> plans_{FaultPlan::Make(), FaultPlan::Make()};
+  std::vector<std::unique_ptr<Tensors>> states_;
+  std::vector<std::unique_ptr<Checkpointer>> ranks_;
+};
+
+TEST_F(NfsLate, NameSeenLateDelaysTheSaveAndIsReportedOnce) {
+  OpenBoth(std::chrono::hours(1));
+  std::uint64_t step = 0;
+  for (const Late& late : All()) {
+    clients_[late.rank]->HideLate(late.part);
+
+    const std::vector<SaveHandle> saves = StartBoth(++step);
+    const bool looked = Looks(late.rank);
+    clients_[late.rank]->Show();
+
+    EXPECT_THAT(WaitBoth(saves), Each(Status::Ok()));
+    EXPECT_TRUE(looked);
+    EXPECT_THAT(Warnings(), SizeIs(step));
+    EXPECT_THAT(Warnings().back(),
+                AllOf(HasSubstr(late.part), HasSubstr(NotYet(late.maker, late.rank)), HasSubstr("); looking for it")));
+  }
+  EXPECT_THAT(ListedSteps(*ranks_[0]), ElementsAre(1, 2));
+}
+
+TEST_F(NfsLate, NameNeverSeenFailsTheSaveAfterTheDeadline) {
+  OpenBoth(std::chrono::milliseconds(300));
+  std::uint64_t step = 0;
+  for (const Late& late : All()) {
+    clients_[late.rank]->HideLate(late.part);
+
+    const std::vector<Status> statuses = WaitBoth(StartBoth(++step));
+
+    clients_[late.rank]->Show();
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(
+          status.message(),
+          AllOf(HasSubstr(late.part), HasSubstr(late.maker + fmt::format(" is not visible on rank {} (", late.rank)),
+                HasSubstr(") after "), HasSubstr(": either the filesystem shows new names late"),
+                HasSubstr("is a mount missing")));
+    }
+    EXPECT_THAT(WaitBoth(StartBoth(++step)), Each(Status::Ok()));
+  }
+}
+
+TEST_F(NfsLate, FailureOfRank0EndsTheLooking) {
+  OpenBoth(std::chrono::hours(1));
+  for (const Late& late : All()) {
+    clients_[late.rank]->HideLate(late.part);
+    const FaultGate writes = plans_[0]->Hold({.op = IoOp::kWrite, .path = ShardName(0)});
+    const std::vector<SaveHandle> saves = StartBoth(1);
+    const bool looked = Looks(late.rank);
+
+    saves[0].Cancel();
+
+    EXPECT_EQ(saves[1].WaitDurable(Soon()).code(), StatusCode::kCancelled);
+    EXPECT_TRUE(looked);
+    writes.Release();
+    EXPECT_EQ(saves[0].WaitDurable(Soon()).code(), StatusCode::kCancelled);
+    clients_[late.rank]->Show();
+  }
+  EXPECT_THAT(WaitBoth(StartBoth(1)), Each(Status::Ok()));
+}
+
+TEST_F(NfsLate, ClosingEndsTheLooking) {
+  for (const Late& late : All()) {
+    OpenBoth(std::chrono::hours(1));
+    clients_[late.rank]->HideLate(late.part);
+    const std::vector<SaveHandle> saves = StartBoth(1);
+    const bool looked = Looks(late.rank);
+
+    ranks_[static_cast<std::size_t>(late.rank)].reset();
+
+    EXPECT_TRUE(looked);
+    for (const Status& status : WaitBoth(saves)) EXPECT_FALSE(status.ok());
+    ranks_.clear();
+    clients_[late.rank]->Show();
+  }
+}
+
+TEST_F(NfsLate, RootSeenLateDelaysTheOpening) {
+  clients_[1]->HideLate(root());
+  std::thread shows([this] {
+    EXPECT_EQ(clients_[1]->WaitLooks(2, Soon()), 2U);
+    clients_[1]->Show();
+  });
+
+  OpenBoth(std::chrono::hours(1));
+
+  shows.join();
+  EXPECT_THAT(Warnings(), ElementsAre(HasSubstr(NotYet(root() + "/.writer, which rank 0 has written,", 1))));
 }
 
 }  // namespace

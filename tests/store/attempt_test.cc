@@ -422,8 +422,8 @@ TEST_F(AttemptTest, MissingFolderIsNamed) {
 
   const Status status = RunTaskBlocking(*queue_, folder.Open());
 
-  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr(root_ / ".attempt-u, which rank 0 has made, is missing"));
+  EXPECT_EQ(status.code(), StatusCode::kNotFound);
+  EXPECT_THAT(status.message(), HasSubstr(root_ / ".attempt-u"));
 }
 
 TEST_F(AttemptTest, AbandonByTheMakerRemovesAllRanksShards) {
@@ -547,7 +547,8 @@ TEST_F(AttemptTest, MissingShardIsNamedUnlessTheAttemptWasGivenUp) {
   ASSERT_EQ(ranks.Write(), Status::Ok());
   ASSERT_EQ(ranks.Seal(), Status::Ok());
   const ManifestShard shard = ManifestOf(ranks.save(), ranks.uuid()).shards[1];
-  const auto checks = std::make_shared<ShardChecks>(*queue_, ranks.folder(0));
+  const auto checks =
+      std::make_shared<ShardChecks>(*queue_, ranks.folder(0), std::chrono::seconds(0), [](const Event&) {});
   const auto check = [&] {
     return WaitFor(*queue_, [&](const StatusDone& done) {
       checks->Add(1, shard, [done](const Result<std::string>& run) { done(run.status()); });
@@ -562,7 +563,8 @@ TEST_F(AttemptTest, MissingShardIsNamedUnlessTheAttemptWasGivenUp) {
   const Status given_up = check();
 
   EXPECT_EQ(missing.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(missing.message(), AllOf(HasSubstr("rank 1 has written " + folder), HasSubstr("missing on rank 0")));
+  EXPECT_THAT(missing.message(),
+              AllOf(HasSubstr(folder), HasSubstr(", which rank 1 has written, is not visible on rank 0")));
   EXPECT_EQ(given_up.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(given_up.message(), HasSubstr("has given the attempt up"));
 }

@@ -38,6 +38,8 @@ class NfsQueue final : public ForwardingQueue {
         return answers_.push_back({-EBUSY, std::move(done)});
       case NfsDouble::Answer::kInvalid:
         return answers_.push_back({-EINVAL, std::move(done)});
+      case NfsDouble::Answer::kMissing:
+        return answers_.push_back({-ENOENT, std::move(done)});
     }
   }
   Result<std::size_t> RunOnce(Deadline deadline) override {
@@ -88,9 +90,35 @@ std::size_t NfsDouble::refused() const {
   return refused_;
 }
 
+void NfsDouble::HideLate(std::string part) {
+  MutexLock lock(mutex_);
+  late_ = std::move(part);
+  looks_ = 0;
+}
+
+void NfsDouble::Show() { HideLate({}); }
+
+std::size_t NfsDouble::WaitLooks(std::size_t looks, Deadline deadline) const {
+  MutexLock lock(mutex_);
+  while (looks_ < looks && !deadline.passed()) looked_.WaitUntil(mutex_, deadline);
+  return looks_;
+}
+
+bool NfsDouble::SeenLate(const IoRequest& request) {
+  MutexLock lock(mutex_);
+  if (late_.empty() || (request.flags & O_CREAT) != 0 || request.path.text().find(late_) == std::string::npos) {
+    return false;
+  }
+  ++looks_;
+  looked_.NotifyAll();
+  return true;
+}
+
 NfsDouble::Answer NfsDouble::Judge(const IoRequest& request) {
   Settle();
   switch (request.op) {
+    case IoOp::kOpen:
+      return SeenLate(request) ? Answer::kMissing : Answer::kRun;
     case IoOp::kUnlink:
       if (FileName(request.path).starts_with(kSillyPrefix)) return Answer::kBusy;  // Settled, and still there.
       return Hide(request.path) ? Answer::kDone : Answer::kRun;
