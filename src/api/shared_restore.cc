@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
 #include "engine/agreement.h"
 #include "group/blocking.h"
+#include "store/late_name.h"
 #include "store/list.h"
-#include "store/names.h"
 
 namespace cairn {
 namespace {
@@ -40,6 +41,7 @@ class Search {
   // On rank 0.
   [[nodiscard]] Result<ChoiceMessage> Choose();
   [[nodiscard]] Result<ChoiceMessage> ChooseNext();
+  void PauseForLateRank(const ChoiceMessage& choice);
   void ChooseAgain(const Status& gone);
   [[nodiscard]] bool KnownDamaged(const StoredCheckpoint& checkpoint) const;
   [[nodiscard]] Result<VerdictMessage> Judge(const ChoiceMessage& choice, const Status& own);
@@ -48,7 +50,8 @@ class Search {
   [[nodiscard]] Result<VerdictMessage> AwaitVerdict(const ChoiceMessage& choice, const Status& own);
 
   [[nodiscard]] Result<StoredCheckpoint> Find(const ChoiceMessage& choice) const;
-  [[nodiscard]] Result<Restored> Read(const ChoiceMessage& choice) const;
+  [[nodiscard]] Status NotSeen(const ChoiceMessage& choice, const Status& found);
+  [[nodiscard]] Result<Restored> Read(const ChoiceMessage& choice);
   void PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict);
 
   [[nodiscard]] bool chooses() const { return call_.group.rank() == 0; }
@@ -62,6 +65,13 @@ class Search {
   std::vector<std::string> damaged_paths_;  // Of those whose manifests do not verify.
   std::vector<std::string> passed_over_;
   std::optional<Status> first_failure_;  // Why the first was passed over.
+
+  // This rank's part of the last choice: in a further round with the same one it is not read again.
+  std::string read_attempt_;
+  Result<Restored> read_ = Status();
+  // On other ranks: the choice that this one does not see. On rank 0: the choice that another rank does not see.
+  std::string late_attempt_;
+  std::optional<LateName> late_;
 
   // On rank 0: the candidates, tried from `next_` on. Empty before the first choice, and before choosing again.
   std::vector<StoredCheckpoint> candidates_;
@@ -77,9 +87,10 @@ Result<Restored> Search::Run() {
       PassOver(choice, {.rank = 0, .status = choice.damage});
       continue;
     }
-    Result<Restored> own = Read(choice);
-    CAIRN_ASSIGN_OR_RETURN(const VerdictMessage verdict,
-                           chooses() ? Judge(choice, own.status()) : AwaitVerdict(choice, own.status()));
+    if (read_attempt_ != choice.attempt || !read_.ok()) read_ = Read(choice);
+    read_attempt_ = choice.attempt;
+    const Status& own = read_.status();
+    CAIRN_ASSIGN_OR_RETURN(const VerdictMessage verdict, chooses() ? Judge(choice, own) : AwaitVerdict(choice, own));
     switch (VerdictOf(verdict.status)) {
       case Verdict::kFailed:
         return WithRank(verdict);
@@ -87,11 +98,12 @@ Result<Restored> Search::Run() {
         PassOver(choice, verdict);
         break;
       case Verdict::kGone:
+        if (chooses() && own.ok()) PauseForLateRank(choice);
         ChooseAgain(WithRank(verdict));
         break;
       case Verdict::kRead:
-        if (own.ok()) own->passed_over = std::move(passed_over_);
-        return own;
+        if (own.ok()) read_->passed_over = std::move(passed_over_);
+        return std::move(read_);
     }
   }
 }
@@ -133,6 +145,16 @@ Result<ChoiceMessage> Search::ChooseNext() {
   if (first_failure_) return *first_failure_;
   return Error(StatusCode::kCorrupt, "{}: known to be damaged, and there is no older one",
                candidates_.front().info.path);
+}
+
+// The other rank ends this once it has looked for long enough.
+void Search::PauseForLateRank(const ChoiceMessage& choice) {
+  if (std::exchange(late_attempt_, choice.attempt) != choice.attempt) {
+    late_.emplace(choice.path, /*rank=*/0, std::chrono::nanoseconds::max());
+  } else {
+    --times_chosen_;
+  }
+  std::this_thread::sleep_until(late_->NextLook().when());
 }
 
 void Search::ChooseAgain(const Status& gone) {
@@ -193,18 +215,35 @@ Result<VerdictMessage> Search::AwaitVerdict(const ChoiceMessage& choice, const S
 
 Result<StoredCheckpoint> Search::Find(const ChoiceMessage& choice) const {
   if (chooses()) return candidates_[next_ - 1];
-  const std::string& folder = call_.selector.folder();
-  CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint found,
-                         ReadCheckpointFolder(folder.empty() ? call_.root + "/" + StepName(choice.step) : folder));
-  if (found.info.attempt == choice.attempt) return found;
-  return Error(StatusCode::kNotFound, "{}: expected attempt {}, found {}: it was replaced in the meantime",
-               found.info.path, choice.attempt, found.info.attempt);
+  const bool in_root = call_.selector.folder().empty();
+  Result<std::vector<StoredCheckpoint>> found =
+      ChooseCheckpoints(call_.root, in_root ? Step(choice.step) : call_.selector);
+  // Rank 0 has read this manifest: one that does not verify here is not there yet, like a folder without one.
+  const bool unseen = found.status().code() == StatusCode::kCorrupt;
+  if (!found.ok()) return unseen ? Status(StatusCode::kNotFound, found.status().message()) : found.status();
+  const CheckpointInfo& info = found->front().info;
+  if (info.attempt == choice.attempt) return std::move(found->front());
+  return Error(StatusCode::kNotFound, "{}: expected attempt {}, found {}", info.path, choice.attempt, info.attempt);
 }
 
-Result<Restored> Search::Read(const ChoiceMessage& choice) const {
+// Gone, or not visible yet: whether rank 0 chooses it again tells.
+Status Search::NotSeen(const ChoiceMessage& choice, const Status& found) {
+  if (std::exchange(late_attempt_, choice.attempt) != choice.attempt) {
+    late_.emplace(fmt::format("{}, which rank 0 has chosen,", choice.path), call_.group.rank(), call_.group_timeout);
+  }
+  static_cast<void>(late_->NextLook());  // Rank 0 paces the rounds.
+  if (const auto event = late_->NotYet(); event && call_.parts.on_event) call_.parts.on_event(*event);
+  return late_->expired() ? late_->Missing(found.message()) : found;
+}
+
+Result<Restored> Search::Read(const ChoiceMessage& choice) {
   CAIRN_RETURN_IF_ERROR(call_.readable);
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint found, Find(choice));
-  return RestoreCheckpoint(call_.parts, found, call_.group.rank(), call_.state, call_.options);
+  const Result<StoredCheckpoint> found = Find(choice);
+  Result<Restored> read = found.ok()
+                              ? RestoreCheckpoint(call_.parts, *found, call_.group.rank(), call_.state, call_.options)
+                              : found.status();
+  if (chooses() || read.status().code() != StatusCode::kNotFound) return read;
+  return NotSeen(choice, read.status());
 }
 
 void Search::PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict) {

@@ -33,7 +33,9 @@ struct SharedRestore {
 ///  2. Each rank locks exactly this attempt, reads its own part, and verifies it; NotFound if another attempt, or none,
 ///     is in its place. The other ranks send their result to rank 0 (read/).
 ///  3. Rank 0 waits for them until group_timeout, and announces the verdict (verdict/). Ok: restored on all.
-///     Corrupt: passed over by all. NotFound: rank 0 chooses again. Any other error ends the restore. If results
+///     Corrupt: passed over by all. NotFound: rank 0 chooses again: what it finds again, a rank does not see yet. That
+///     rank looks for it until group_timeout (see LateName), while rank 0 paces the rounds. Any other error ends the
+///     restore. If results
 ///     differ, any other error comes first, then NotFound, then Corrupt (a removal can look like damage); among equals,
 ///     the lowest rank's.
 /// Nothing counts as restored before the verdict. Another rank's error begins with "rank R: ".

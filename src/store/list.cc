@@ -17,6 +17,7 @@
 
 #include "base/status_macros.h"
 #include "base/thread.h"
+#include "store/late_name.h"
 #include "store/manifest_file.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -128,6 +129,18 @@ Result<std::optional<StoredCheckpoint>> ReadListed(const PathAt& folder, std::ui
   }
 }
 
+/// By its path: the listing may be older than what another process has made.
+Result<StoredCheckpoint> ReadStep(const PathAt& root, std::uint64_t step) {
+  const PathAt folder = JoinPath(root, StepName(step));
+  CAIRN_ASSIGN_OR_RETURN(std::optional<StoredCheckpoint> read, ReadListed(folder, step));
+  if (!read) {
+    static_cast<void>(ForgetCachedNames(root));
+    CAIRN_ASSIGN_OR_RETURN(read, ReadListed(folder, step));
+  }
+  if (read) return *std::move(read);
+  return Error(StatusCode::kNotFound, "there is no step {} under {}", step, root);
+}
+
 Status CheckShardFile(const UniqueFd& folder, const std::string& path, const ManifestShard& shard) {
   struct stat found {};
   if (::fstatat(folder.get(), shard.file.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -195,6 +208,7 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   bool vanished = true;
   // If a checkpoint vanished, the one that replaced it may have come too late for this listing.
   for (int tries = 0; vanished && tries <= kMaxRetries; ++tries) {
+    static_cast<void>(ForgetCachedNames(root));
     CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(root));
     vanished = false;
     std::vector<Listed> all;
@@ -227,22 +241,24 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, cons
     CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(selector.folder()));
     return std::vector{std::move(checkpoint)};
   }
+  std::optional<StoredCheckpoint> first;
+  if (selector.step()) {
+    CAIRN_ASSIGN_OR_RETURN(first, ReadStep(root, *selector.step()));
+    if (!selector.fall_back() && !Verified(*first)) return first->info.status;
+    if (!selector.fall_back()) return std::vector{*std::move(first)};
+  }
   // Newest first. Damaged ones come before the others: they may be newer.
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(root));
   std::reverse(list.begin(), list.end());
-  if (list.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", root);
-  if (selector.step()) {
-    const std::uint64_t step = *selector.step();
-    const auto wanted =
-        std::find_if(list.begin(), list.end(), [step](const StoredCheckpoint& c) { return c.info.step == step; });
-    if (wanted == list.end()) return Error(StatusCode::kNotFound, "there is no step {} under {}", step, root);
+  if (first) {
     // Only the step of a damaged checkpoint is known, so compare by step.
-    const StoredCheckpoint first = *wanted;
     std::erase_if(list, [&first](const StoredCheckpoint& c) {
-      return Verified(c) && Verified(first) ? !Older(c, first) : c.info.step >= first.info.step;
+      if (c.info.step == first->info.step) return true;
+      return Verified(c) && Verified(*first) ? !Older(c, *first) : c.info.step > first->info.step;
     });
-    list.insert(list.begin(), first);
+    list.insert(list.begin(), *std::move(first));
   }
+  if (list.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", root);
   if (selector.fall_back()) return list;
   if (!Verified(list.front())) return list.front().info.status;
   list.resize(1);

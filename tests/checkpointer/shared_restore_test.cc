@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -10,12 +11,14 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cairn/cairn.h"
 #include "store/names.h"
+#include "support/hooked_calls.h"
 #include "support/small_run.h"
 #include "support/three_ranks.h"
 
@@ -416,6 +419,66 @@ TEST_F(RanksRestore, WithoutFallBackIsIndependent) {
 
   EXPECT_TRUE(restored.ok()) << restored.status();
   EXPECT_FALSE(group(1).WaitSaid("read/", Deadline::In({})));
+}
+
+class LateChoice : public RanksRestore {
+ protected:
+  /// Restores on all ranks; rank 1 does not see the newest step the first `looks` times.
+  Outcomes RestoreSeenLate(int looks) {
+    Pending others = Begin(Latest().FallBack(), {0, 2});
+    std::optional<Result<Restored>> own;
+    int looked = 0;
+    const auto hide = [&](const seccomp_data& call) {
+      return PathOf(call).ends_with(StepName(2)) && looked++ < looks ? ENOENT : 0;
+    };
+    hooked_ =
+        RunHooked(SYS_openat, hide, [&] { own = rank(1).Restore(Latest().FallBack(), restored_[1]->state(), {}); });
+    if (!hooked_) own = rank(1).Restore(Latest().FallBack(), restored_[1]->state(), {});
+    Outcomes outcomes = Await(std::move(others));
+    outcomes.emplace(1, *std::move(own));
+    return outcomes;
+  }
+  void OpenWithTwoSteps(std::chrono::nanoseconds group_timeout) {
+    Options options = SmallOptions(root());
+    options.group_timeout = group_timeout;
+    options.on_event = [this](const Event& event) {
+      MutexLock lock(mutex_);
+      if (event.severity == Severity::kWarning) warnings_.push_back(event.message);
+    };
+    OpenAll(options);
+    for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
+  }
+  [[nodiscard]] std::string Unseen(const std::string& is) const {
+    return Folder(2) + ", which rank 0 has chosen, is not visible " + is + " on rank 1 (";
+  }
+
+  bool hooked_ = false;
+  Mutex mutex_;
+  std::vector<std::string> warnings_;
+};
+
+TEST_F(LateChoice, IsLookedForAndReportedOnce) {
+  OpenWithTwoSteps(kNever);
+
+  const Outcomes outcomes = RestoreSeenLate(/*looks=*/7);
+
+  if (!hooked_) GTEST_SKIP() << "seccomp cannot hook calls here";
+  ExpectRestored(outcomes, 2);
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr(Unseen("yet"))));
+}
+
+TEST_F(LateChoice, NeverSeenEndsTheRestoreAfterTheDeadline) {
+  OpenWithTwoSteps(std::chrono::milliseconds(500));
+
+  const Outcomes outcomes = RestoreSeenLate(/*looks=*/1'000'000);
+
+  if (!hooked_) GTEST_SKIP() << "seccomp cannot hook calls here";
+  for (const auto& [of, outcome] : outcomes) {
+    EXPECT_EQ(outcome.status().code(), StatusCode::kFailedPrecondition) << of << ": " << outcome.status();
+    EXPECT_THAT(outcome.status().message(),
+                AllOf(HasSubstr(Folder(2) + ", which rank 0 has chosen, is not visible on rank 1 ("),
+                      HasSubstr("(there is no step 2 under")));
+  }
 }
 
 }  // namespace
