@@ -71,11 +71,13 @@ def other_directory(world: World) -> Path:
 def test_opening_fails_on_the_rank_that_sees_another_directory(world: World, root: Path) -> None:
     other = other_directory(world)
 
-    answers = world.answers(f"open({str(root)!r}, group_timeout=20)")
+    answers = world.answers(f"open({str(root)!r}, group_timeout=3)")
 
     assert [answer.get("error") for answer in answers] == ["FailedPrecondition"] * 3, answers
     for answer in answers:
-        assert f"{root} on {socket.gethostname()} is not the directory that rank 0 has opened" in answer["message"]
+        unseen = f"{root}/.writer, which rank 0 has written, is not visible on rank 1 ({socket.gethostname()}) after"
+        assert unseen in answer["message"]
+        assert "is a mount missing, or the path wrong?" in answer["message"]
     assert all("rank 1: " in answers[rank]["message"] for rank in (0, 2)), answers
     assert list(other.iterdir()) == []
 

@@ -26,7 +26,7 @@ class Ranks:
 
     def __init__(self, group: Any, root: str, timeout: float) -> None:
         self.rank, self.world = 0, 1
-        self._timeout = timeout
+        self.timeout = timeout
         self._link: StoreLink | None = None
         if group is None:
             return
@@ -127,7 +127,7 @@ class Ranks:
     def hear(self, key: str) -> bytes:
         """What rank 0 has announced under this key, or will announce before the timeout: DeadlineExceeded then."""
         assert self.core is not None
-        return self.core.await_message(key, self._timeout)
+        return self.core.await_message(key, self.timeout)
 
     def _send_error(self, what: str, error: BaseException) -> None:
         """Never raises Error: the caller raises its own error."""

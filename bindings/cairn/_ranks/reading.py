@@ -9,7 +9,8 @@ A restore, in a group of ranks or alone:
      tensor is written before every rank has planned its tree.
   3. Each rank reads and verifies its part, and reports the result. The restore succeeds if all ranks succeed.
 If an attempt is Corrupt on any rank, all ranks pass over it, provided that an older one is permitted. If a rank does
-not find it any more (NotFound), rank 0 chooses again. Any other error ends the restore on all ranks.
+not find it (NotFound), rank 0 chooses again, after a pause: it is gone, or that rank sees it late (see late). Any other error
+ends the restore on all ranks.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from .._tree import tensors as tree_tensors
 from .._tree.tensors import LazyTensor
 from . import replicas
 from .agreement import Ranks
+from .late import Again, LateChoice
 
 _log = logging.getLogger("cairn")
 _Progress = Callable[[int, int], None] | None
-_CHOICES = 10  # How often to choose again because the chosen checkpoint is gone when it is inspected or read.
+_PATIENCE = 60.0  # Seconds that a process alone chooses again because its choice is gone: longer than NFS caches names.
 
 
 @dataclass
@@ -88,7 +90,10 @@ class Reading:
             partial=not strict,
             cast=cast,
         )
-        gone = 0
+        gone: NotFound | None = None
+        # A rank that does not see the choice ends this itself, after group_timeout; `again` is for choices that change.
+        again = Again(_PATIENCE if self._ranks.world == 1 else 2 * self._ranks.timeout)
+        unseen = LateChoice(self._ranks.rank, self._ranks.timeout)
         late: DeadlineExceeded | None = None
         try:
             self.wait_for_saves(step, folder)
@@ -96,9 +101,12 @@ class Reading:
             late = waited
         while True:
             with contextlib.ExitStack() as holds:
-                chosen, mine = self._choose_together(step, folder, passed_over, holds, late)
+                wait = partial(again.wait, gone) if gone else None
+                chosen, mine = self._choose_together(step, folder, passed_over, holds, late, wait)
                 asked = _asked(step, folder, fall_back)
-                plan, errors = self._restore_chosen(chosen, mine, asked, folder, tree, planned, progress, holds, late)
+                plan, errors = self._restore_chosen(
+                    chosen, mine, asked, folder, tree, planned, progress, holds, late, unseen
+                )
             if plan is not None and not errors:
                 if not strict and plan.one_sided:
                     _log.warning("restored %s in part: %s", chosen["path"], "; ".join(plan.one_sided))
@@ -107,19 +115,13 @@ class Reading:
                     _log.warning("restored %s: %s", chosen["path"], remark)
                 return plan.finish()
             rank, error = min(errors.items(), key=lambda at: (_precedence(at[1]), at[0]))
-            if isinstance(error, NotFound):
-                gone += 1
-                if gone > _CHOICES:
-                    del errors
-                    raise FailedPrecondition(
-                        f"chose a checkpoint {gone} times, but it was gone each time: {error}"
-                    ) from error
-            elif isinstance(error, Corrupt) and passed_over is not None:
+            gone = error if isinstance(error, NotFound) else None
+            if isinstance(error, Corrupt) and passed_over is not None:
                 who = (
                     self._who(rank) if rank == self._ranks.rank else ""
                 )  # Another rank's error begins with its number.
                 passed_over.add(f"{chosen['path']}: {who}{error}", error, chosen["attempt"])
-            else:
+            elif gone is None:
                 del errors  # Their tracebacks would keep the tree alive.
                 raise error
 
@@ -130,8 +132,10 @@ class Reading:
         passed_over: _PassedOver | None,
         holds: contextlib.ExitStack,
         late: DeadlineExceeded | None,
+        wait: Callable[[], None] | None,
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Rank 0's choice; and, on rank 0, the details of the checkpoint, which it holds from here on."""
+        """Rank 0's choice; and, on rank 0, the details of the checkpoint, which it holds from here on. `wait` is called
+        before, on rank 0."""
         mine: dict[str, Any] | None = None
         asked = _asked(step, folder, passed_over is not None)
 
@@ -139,6 +143,8 @@ class Reading:
             nonlocal mine
             if late is not None:
                 raise late
+            if wait is not None:
+                wait()
             mine = self.choose(step, folder, None if passed_over is None else passed_over.attempts)
             holds.enter_context(mine["hold"])
             return {key: mine[key] for key in ("step", "attempt", "path", "passed_over")} | {"asked": asked}
@@ -163,6 +169,7 @@ class Reading:
         progress: _Progress,
         holds: contextlib.ExitStack,
         late: DeadlineExceeded | None,
+        unseen: LateChoice,
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
         """The plan, whose tensors have been read, and the errors of all ranks."""
 
@@ -173,9 +180,12 @@ class Reading:
             if chosen["asked"] != asked:
                 raise InvalidArgument(f"restore: expected {chosen['asked']}, as on rank 0; found {asked}")
             if details is None:
-                details = self.choose(None if folder else chosen["step"], folder)
-                holds.enter_context(details["hold"])
-                _expect_same(chosen, details)
+                try:
+                    details = self.choose(None if folder else chosen["step"], folder)
+                    holds.enter_context(details["hold"])
+                    _expect_same(chosen, details)
+                except (NotFound, Corrupt) as error:  # Rank 0 has read its manifest, and holds it.
+                    raise unseen.missed(chosen, error) from error
             view = self._own_view(details, tree)
             targets = tree_tensors.TargetCollector(view.saved)
             plan = planned(view.text, view.saved, match_all=targets.match_all, where=details["path"])
@@ -222,7 +232,7 @@ class Reading:
     def newest_undamaged(self) -> int | None:
         """The step of the newest checkpoint in which every byte is good; None if there is no checkpoint."""
         passed_over = _PassedOver()
-        gone = 0
+        again = Again(_PATIENCE)
         while True:
             try:
                 details = self._core.choose(None, "", passed_over.attempts)
@@ -238,10 +248,8 @@ class Reading:
                     return int(details["step"])
                 except Corrupt as error:
                     passed_over.add(f"{details['path']}: {error}", error, details["attempt"])
-                except NotFound:
-                    if gone == _CHOICES:
-                        raise
-                    gone += 1
+                except NotFound as gone:
+                    again.wait(gone)
 
     def load(
         self,
@@ -302,16 +310,17 @@ class Reading:
 
     def inspect_all(self, step: int | None, folder: str = "") -> dict[str, Any]:
         """The same, with the contents of all shards' headers."""
-        gone = 0
+        again = Again(_PATIENCE)
         while True:
             details = self.choose(step, folder)
             try:
                 return details | _expect_same(details, self._core.inspect(details["path"]))
-            except Error as error:
+            except NotFound as gone:
                 details["hold"].release()
-                if gone == _CHOICES or not isinstance(error, NotFound):
-                    raise
-                gone += 1
+                again.wait(gone)
+            except Error:
+                details["hold"].release()
+                raise
 
     def _read(
         self,
