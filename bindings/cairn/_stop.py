@@ -21,6 +21,7 @@ from ._errors import FailedPrecondition, InvalidArgument
 from ._ranks.stopping import Agreement
 
 if TYPE_CHECKING:
+    from ._core import Checkpointer
     from ._ranks.agreement import Ranks
 
 _log = logging.getLogger("cairn")
@@ -32,6 +33,7 @@ _CTRL_C = b"\ncairn: ends after this step and a last save; Ctrl-C again ends it 
 class Stopping:
     """What a Checkpointer does about the end of a job that comes early."""
 
+    _core: Checkpointer
     _ranks: Ranks
     _group_timeout: float
     _stop: Stop | None = None

@@ -223,6 +223,29 @@ TEST_F(DiskHangsAlone, DurableSaveDoesNotWaitForTheRemovalOfWhatItReplaced) {
 }
 
 // In a child, because what the disk has not answered remains until the process ends.
+TEST_F(DiskHangsAlone, EndsCallsThatBlockTheirCaller) {
+  Forked child([&](const Say& say) {
+    Options options = SmallOptions(dir_ / "run");
+    options.stall_timeout = kStall;
+    const auto checkpointer = OpenOrFail(options, Through(plan_));
+    if (SaveDurably(*checkpointer, 1) != Status::Ok()) return 1;
+    const FaultGate pins = plan_->Hold({.op = IoOp::kRename, .path = ".pinned-"});
+    say(checkpointer->Pin(1).ToString());
+    const FaultGate removes = plan_->Hold({.op = IoOp::kRename, .path = ".retired-"});
+    say(checkpointer->Remove(1).ToString());
+    const FaultGate opens = plan_->Hold({.op = IoOp::kRename, .path = ".writer"});
+    options.root = dir_ / "other";
+    say(Checkpointer::Open(options, Through(plan_)).status().ToString());
+    return 0;
+  });
+
+  for (const char* file : {"/pinned", "step-", "/.writer"}) {
+    EXPECT_THAT(child.NextLine(Soon()).value_or("nothing"),
+                AllOf(HasSubstr("DeadlineExceeded: rename of "), HasSubstr(file), HasSubstr("beyond stall_timeout")));
+  }
+}
+
+// The same.
 TEST_F(DiskHangsAlone, ClosesWithinCloseTimeout) {
   Forked child([&](const Say& say) {
     for (const milliseconds stall : {milliseconds(3'600'000), kStall}) {

@@ -5,15 +5,17 @@ Each program does one step of training and a save for each line that it reads, a
 
 from __future__ import annotations
 
+import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hung_disk import Gate
@@ -21,8 +23,9 @@ from jobs import ENVIRONMENT, expect_whole, until
 from ranks import World
 
 OPTIONS = """
-import logging, sys
+import faulthandler, logging, signal, sys
 import cairn, torch
+faulthandler.register(signal.SIGUSR2)
 torch.set_num_threads(1)
 logging.basicConfig(format="%(message)s")
 root = sys.argv[1]
@@ -125,12 +128,19 @@ class Training:
             env=ENVIRONMENT | environment,
         )
         self._lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._said: queue.Queue[str] = queue.Queue()
+        assert self._child.stdout is not None and self._child.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=(self._child.stdout, self._said.put), daemon=True),
+            threading.Thread(target=self._read, args=(self._child.stderr, self._lines.append), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
 
-    def _read(self) -> None:
-        assert self._child.stderr is not None
-        self._lines.extend(iter(self._child.stderr.readline, ""))
+    def _read(self, stream: IO[str], take: Callable[[str], object]) -> None:
+        for line in iter(stream.readline, ""):
+            take(line)
+        take("")
 
     @property
     def log(self) -> str:
@@ -138,22 +148,33 @@ class Training:
 
     def step(self, go: bool = True) -> int:
         """The step that it has done; it goes on with the next one."""
-        assert self._child.stdin is not None and self._child.stdout is not None
-        line = self._child.stdout.readline()
+        line = " "
         while line and not line.strip().isdigit():
-            line = self._child.stdout.readline()
+            try:
+                line = self._said.get(timeout=60)
+            except queue.Empty:
+                self.signal(signal.SIGUSR2)  # Says where it stands.
+                until(lambda: "most recent call first" in self.log)
+                line = ""
         assert line, self.log
         if go:
-            self._child.stdin.write("\n")
-            self._child.stdin.flush()
+            self.go()
         return int(line)
+
+    def go(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write("\n")
+        self._child.stdin.flush()
 
     def signal(self, number: int) -> None:
         self._child.send_signal(number)
 
     def end(self, within: float = 60) -> int:
-        self._child.communicate(timeout=within)
-        self._reader.join()
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(timeout=within)
+        for reader in self._readers:
+            reader.join()
         return self._child.returncode
 
     def kill(self) -> None:
@@ -173,8 +194,8 @@ def training(program: str, root: Path, gate: Gate) -> Iterator[Training]:
 
 def newest(root: Path) -> int:
     """The highest number among the names of checkpoints."""
-    names = [entry.name for entry in root.glob("*") if (entry / "manifest.json").exists()]
-    return max((int(re.findall(r"\d+", name)[-1]) for name in names), default=0)
+    names = [path.parent.name for path in root.rglob("manifest.json")]
+    return max((int(re.findall(r"\d+", name)[-1]) for name in names if name[0] != "."), default=0)
 
 
 PROGRAMS = {
@@ -237,11 +258,10 @@ def test_a_signals_grace_ends_a_fence_and_closing(tmp_path: Path, root: Path) ->
     stops = PLAIN.replace("checkpointer.protect", "checkpointer.stop_on(grace=1); checkpointer.protect")
     with training(NEVER_HUNG + TRAIN + stops, root, gate) as job:
         job.step()
-        job.step()
-        with gate.hold("write", path=root):
-            job.step()
-            job.step()  # Waits in the fence.
-            gate.wait_for("write")
+        with gate.hold("write", path="shard-"):
+            for _ in range(9):
+                job.go()
+            until(lambda: "a fence waits for the disk" in job.log)
             begun = time.monotonic()
             job.signal(signal.SIGTERM)
             job.end(within=20)
@@ -264,7 +284,9 @@ except cairn.DeadlineExceeded as error:
 
 def test_closing_takes_no_longer_than_its_timeout(tmp_path: Path, root: Path) -> None:
     gate = Gate(tmp_path)
-    with training(NEVER_HUNG + CLOSES, root, gate) as job, gate.hold("write", path=root):
+    with training(NEVER_HUNG + CLOSES, root, gate) as job, gate.hold("write", path="shard-"):
         job.step()
         job.end()
-        assert re.search(r"^abandoned at close: still in flight: 1 save \(step 1\).*; after 2\.[0-4] s$", job.log, re.M), job.log
+        assert re.search(
+            r"^abandoned at close: still in flight: 1 save \(step 1\).*; after 2\.[0-4] s$", job.log, re.MULTILINE
+        ), job.log

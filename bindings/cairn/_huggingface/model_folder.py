@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from types import TracebackType
@@ -21,7 +21,7 @@ import torch
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from transformers.utils import logging as transformers_logging
 
-from .._errors import Error, FailedPrecondition
+from .._errors import DeadlineExceeded, Error, FailedPrecondition
 from .._save import Save
 from .contents import is_adapter
 
@@ -109,7 +109,7 @@ class Companions:
         self._root = os.fspath(root)
         self._file_mode = file_mode
         self._known: set[str] = set()  # Attempts of earlier saves.
-        self._found: Future[None] | None = None  # Done once the newest save's folder is known.
+        self._newest: tuple[Save, Future[None]] | None = None  # With what is done once its folder is known.
         self._failure: Exception | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cairn-files")
 
@@ -123,14 +123,17 @@ class Companions:
 
     def prepare(self) -> None:
         """To be called before each save: its attempt will be the one that is not known yet."""
-        if self._found is not None:
-            self._found.result()
+        if self._newest is not None:
+            save, found = self._newest
+            # A disk that hangs holds the thread, but ends the save.
+            while not save.done() and not wait([found], _LAST_PAUSE).done:
+                pass
         self._known = self._attempts()
 
     def add(self, save: Save, files: Files) -> None:
         """Writes the files beside the held save's shard, then releases it. If that fails, `check` raises."""
         found: Future[None] = Future()
-        self._found = found
+        self._newest = save, found
         self._worker.submit(self._work, save, files, found)
 
     def check(self) -> None:
@@ -139,14 +142,15 @@ class Companions:
         if failure is not None:
             raise failure
 
-    def finish(self) -> None:
-        """Returns when the files of every save are written."""
-        self._worker.submit(lambda: None).result()
+    def finish(self, timeout: float) -> None:
+        """Returns when the files of every save are written. Raises DeadlineExceeded."""
+        if wait([self._worker.submit(lambda: None)], timeout).not_done:
+            raise DeadlineExceeded(f"{self._root}: a file beside a checkpoint has not been written in {timeout:g} s")
 
     def _work(self, save: Save, files: Files, found: Future[None]) -> None:
         try:
             try:
-                folder = self._find(save)
+                folder = None if save.done() else self._find(save)
             finally:
                 found.set_result(None)
             if folder is not None:

@@ -139,7 +139,7 @@ class Run:
         """Returns when every save has ended; raises the first failure. A disk that hung and has answered since has
         cost no more than the saves that the log names."""
         if self.checkpointer.rank == 0:
-            self.companions.finish()
+            self.companions.finish(self.checkpointer._close_timeout)
         unless_disk_hangs(self.companions.check)
         unless_disk_hangs(self.checkpointer.drain)
         unless_disk_hangs(self.checkpointer.check)
