@@ -13,12 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import IO
 
 import pytest
-from hung_disk import Gate
+from hung_disk import FrozenDisk, Gate
 from jobs import ENVIRONMENT, expect_whole, until
 from ranks import World
 
@@ -228,26 +228,46 @@ def test_training_goes_on_and_saves_again(tmp_path: Path, root: Path, plug: str)
         assert job.end() == 0, job.log
 
 
+def expect_ranks_go_on(world: World, options: str, hang: Callable[[], AbstractContextManager[None]], file: str) -> int:
+    """While the disk hangs each rank's fence returns, and its save fails with the file's name; the first step that is
+    durable after that."""
+    world.open(f"stall_timeout=1, {options}", timeout=30)
+    world.all("t = {'w': torch.ones(4 << 20)}; c.save(1, t).wait()")
+    with hang():
+        begun = time.monotonic()
+        assert world.all("s = c.save(2, t); c.fence()") == [None] * 3
+        errors = [answer["message"] for answer in world.answers("s.wait()")]
+        assert time.monotonic() - begun < 15
+        assert all(file in error and "beyond stall_timeout" in error for error in errors), errors
+    step = 3
+    while world.all(f"c.save({step}, t).wait()") != [None] * 3:
+        step += 1
+    assert world.all("c.close()") == [None] * 3
+    return step
+
+
 def test_ranks_fail_together_by_name_and_go_on(tmp_path: Path, root: Path) -> None:
     gate = Gate(tmp_path)
     world = World(3, root, fresh=True, **gate.environment)
     try:
-        world.open("io_queue='threads', stall_timeout=1", timeout=30)
-        world.all("t = {'w': torch.ones(4 << 20)}; c.save(1, t).wait()")
-        with gate.hold("write", path="shard-00001"):
-            begun = time.monotonic()
-            assert world.all("s = c.save(2, t); c.fence()") == [None] * 3
-            errors = [answer["message"] for answer in world.answers("s.wait()")]
-            assert time.monotonic() - begun < 15
-            assert all("shard-00001" in error and "beyond stall_timeout" in error for error in errors), errors
-        step = 3
-        while world.all(f"c.save({step}, t).wait()") != [None] * 3:
-            step += 1
-        assert world.all("c.close()") == [None] * 3
+        step = expect_ranks_go_on(
+            world, "io_queue='threads'", lambda: gate.hold("write", path="shard-00001"), "shard-00001"
+        )
     finally:
         gate.open()
         world.end()
     expect_whole(root, 1, step)
+
+
+@pytest.mark.parametrize(("filesystem", "io_queue"), [("ext4", "io_uring"), ("xfs", "io_uring"), ("ext4", "threads")])
+def test_ranks_go_on_beside_a_frozen_disk(tmp_path: Path, filesystem: str, io_queue: str) -> None:
+    with closing(FrozenDisk(tmp_path, filesystem)) as disk:
+        world = World(3, disk.path / "run")
+        try:
+            step = expect_ranks_go_on(world, f"io_queue='{io_queue}'", disk.frozen, "/run/.attempt-")
+        finally:
+            world.end()
+        expect_whole(disk.path / "run", 1, step)
 
 
 NEVER_HUNG = OPTIONS.replace('"stall_timeout": 1', '"stall_timeout": 0')
