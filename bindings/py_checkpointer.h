@@ -5,12 +5,14 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -88,12 +90,16 @@ class PyCheckpointer {
         writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events_](const Status& found) {
           events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
         })) {
-    options.on_event = [events = events_, watcher = watcher_](const Event& event) {
+    const auto opener = std::make_shared<std::atomic<std::thread::id>>(std::this_thread::get_id());
+    options.on_event = [events = events_, watcher = watcher_, opener](const Event& event) {
       events->Add(event);
-      if (event.severity != Severity::kInfo) watcher->NudgeForEvents();
+      if (event.severity == Severity::kInfo) return;
+      // Opening may wait for long, and the watcher's thread does not run yet.
+      *opener == std::this_thread::get_id() ? LogNow(events) : watcher->NudgeForEvents();
     };
     options.group = group_;
     checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
+    *opener = std::thread::id();
   }
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;
@@ -293,6 +299,16 @@ class PyCheckpointer {
   void EndWaitsIn(double seconds) const { watcher_->EndWaitsBy(DeadlineFrom(seconds)); }
 
  private:
+  // On the thread that opens, which has released the GIL.
+  static void LogNow(const std::shared_ptr<EventLog>& events) {
+    const pybind11::gil_scoped_acquire acquire;
+    try {
+      pybind11::module_::import("cairn._engine").attr("log_events")(events);
+    } catch (pybind11::error_already_set& error) {
+      error.discard_as_unraisable("the log of cairn");
+    }
+  }
+
   PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
                bool replace, bool pin, const ReplicaArguments& replicas, double hold) {
     const InUse engine = Use();
