@@ -111,6 +111,7 @@ void BindCheckpointer(py::module_& module) {
       .def("write_trace", &PyCheckpointer::WriteTrace, "path"_a)
       .def("stats", &PyCheckpointer::Stats)
       .def("end_waits_in", &PyCheckpointer::EndWaitsIn, "seconds"_a)
+      .def("waits_end", &PyCheckpointer::WaitsEnd)
       .def("close", &PyCheckpointer::Close, "timeout"_a, "by_caller"_a)
       .def_property_readonly("closed", &PyCheckpointer::closed)
       .def_property_readonly("released", &PyCheckpointer::released)

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,7 @@
 namespace cairn {
 
 inline constexpr std::size_t kMaxEvents = 1000;
+inline constexpr std::chrono::seconds kEnding{2};
 inline constexpr std::chrono::hours kUntilChecked{24 * 365};  // The Watcher checks it once it is captured.
 
 using JsonArguments = std::vector<std::pair<std::string, std::string>>;  // (name, text)
@@ -103,12 +105,13 @@ class PyCheckpointer {
   }
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;
-    const Deadline end = Deadline::In(close_timeout_);
-    const Deadline abandons = AbandonsBefore(end);
+    const Deadline begun = Deadline::In({});
+    const auto limit = watcher_->EndOf(InSeconds(close_timeout_), /*by_caller=*/false);
     Status idle;
     do {
       idle = WaitIdleFor(kSignalInterval);
-    } while (idle.code() == StatusCode::kDeadlineExceeded && !abandons.passed());
+    } while (idle.code() == StatusCode::kDeadlineExceeded && !AbandonsBefore(limit(), begun).passed());
+    const Deadline end = idle.ok() ? Deadline::At(std::max(limit().when(), Deadline::In(kEnding).when())) : limit();
     const Status failure = idle.ok() ? BindingCalls::UnheardFailure(*checkpointer_) : idle;
     ReleaseEngine(end);
     watcher_->ReleaseTensors();
@@ -285,7 +288,8 @@ class PyCheckpointer {
     });
     if (checkpointer_ == nullptr) return;
     const Status failure = BindingCalls::UnheardFailure(*Use());
-    ReleaseEngine(end());
+    // With nothing in flight the engine ends in a moment, also after the grace.
+    ReleaseEngine(idle.ok() ? Deadline::At(std::max(end().when(), Deadline::In(kEnding).when())) : end());
     watcher_->ReleaseTensors();
     if (!idle.ok()) Raise(Status(idle.code(), "abandoned at close: " + idle.message()));
     RaiseIfError(failure);
@@ -297,6 +301,11 @@ class PyCheckpointer {
   [[nodiscard]] const std::shared_ptr<EventLog>& events() const { return events_; }
   /// The process is to end: no wait lasts longer than so many seconds from now.
   void EndWaitsIn(double seconds) const { watcher_->EndWaitsBy(DeadlineFrom(seconds)); }
+  /// When that is, as time.monotonic() counts; infinite if the process is not to end.
+  [[nodiscard]] double WaitsEnd() const {
+    const Deadline end = watcher_->waits_end();
+    return end.infinite() ? std::numeric_limits<double>::infinity() : InSeconds(end.when().time_since_epoch());
+  }
 
  private:
   // On the thread that opens, which has released the GIL.

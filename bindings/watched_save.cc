@@ -153,7 +153,11 @@ void Watcher::Run(const std::function<void()>& on_events) {
       case Next::kStop:
         return;
       case Next::kEvents:
-        on_events();
+        try {
+          on_events();
+        } catch (py::error_already_set& error) {  // Such as SystemExit: saves must still be checked.
+          error.discard_as_unraisable("the log of cairn");
+        }
         break;
       case Next::kSave: {
         AskMainThread(save);

@@ -152,6 +152,7 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   /// The process is to end: no wait for a save lasts longer but one that its caller has limited. Also within a signal
   /// handler of Python's.
   void EndWaitsBy(Deadline deadline) { waits_end_ = deadline.when(); }
+  [[nodiscard]] Deadline waits_end() const { return Deadline::At(waits_end_); }
   /// The end of a wait that is limited to so many seconds, by the caller or by an option.
   [[nodiscard]] auto EndOf(std::optional<double> timeout, bool by_caller = true) const {
     return [this, end = DeadlineFrom(timeout), ends = !timeout || !by_caller] {

@@ -132,7 +132,9 @@ class KeepBest:
         """Waits until all saves have ended and the best are pinned, up to `timeout`; returns what is left of it."""
         end = time.monotonic() + timeout
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue, None if timeout == math.inf else timeout)
+            # In slices: a signal may make the end earlier.
+            while self._queue and (left := min(end, self._core.waits_end()) - time.monotonic()) > 0:
+                self._changed.wait(min(left, 0.1))
         return max(0.0, end - time.monotonic())
 
     @property

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cairn")
 
+_ENDING = 2.0  # Seconds that a handler of the program may hold the thread that logs, at the end.
+
 
 class Checkpointer(Saving, Restoring, Catalog):
     """Writes checkpoints of trees under one root, several at once, while training goes on; restores them.
@@ -227,7 +229,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         or of a Save has raised. Of further ones the message has the number."""
         timeout = timeout_of(timeout)
         try:
-            left = self._wait_for_best(math.inf if timeout is None else timeout)
+            left = self._wait_for_best(self._within_grace(math.inf) if timeout is None else timeout)
             self._core.drain(None if timeout is None else left)
             if self._best is not None and self._best.busy:
                 raise DeadlineExceeded(f"{self.root}: the best checkpoints are not pinned yet")
@@ -255,8 +257,8 @@ class Checkpointer(Saving, Restoring, Catalog):
             raise
         finally:
             if self._core.closed:
-                if self._watching:
-                    self._watching.join()
+                if self._watching and self._watching is not threading.current_thread():
+                    self._watching.join(_ENDING)
                 self._end_stop()
                 self._ranks.close()
                 _exit.open_checkpointers.discard(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,16 @@ _log = logging.getLogger("cairn")
 
 
 def log_events(events: Events) -> None:
-    """Logs what has happened since the last call: the engine's threads never call into Python."""
+    """Logs what has happened since the last call: the engine's threads never call into Python. What a handler of the
+    program raises is reported, and ends nothing: this also runs on the thread that lets saves commit."""
     for _, severity, step, message in events.take():
         if message:
             about = "" if step is None else f"step {step}: "
             text = message if message.startswith(about) else about + message
-            _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s", text)
+            try:
+                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s", text)
+            except Exception:  # noqa: BLE001 (the program's)
+                traceback.print_exc()
 
 
 class Engine:

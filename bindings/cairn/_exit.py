@@ -43,7 +43,7 @@ def _finish() -> None:
     finally:
         for watcher, thread in _watching:
             watcher.stop()
-            thread.join()
+            thread.join(2.0)  # A handler of the program may hold it.
 
 
 def _forget() -> None:

@@ -215,7 +215,8 @@ class PathStore:
         return float(self._options.get("full_timeout", 3600.0))
 
     def _open(self, folder: str, group: Any = None) -> Checkpointer:
-        os.makedirs(folder, exist_ok=True)
+        if not os.path.isdir(folder):  # A disk that hangs holds mkdir, also of what is there.
+            os.makedirs(folder, exist_ok=True)
         opened = self._checkpointer
         if opened is not None:
             if _mount_of(opened.root) == _mount_of(folder) and (group is None) == (opened.world == 1):
@@ -247,7 +248,7 @@ class PathStore:
         self._checkpointer = self._worker = None
         if checkpointer is not None:
             try:
-                checkpointer.drain(self._options.get("close_timeout", 600.0))
+                checkpointer.drain(checkpointer._within_grace(checkpointer._close_timeout))
             except DeadlineExceeded:
                 self._abandon(checkpointer)
             except Error:

@@ -57,7 +57,7 @@ class Stopping:
         text, why), and may block: a cloud's metadata server can be asked here. If it raises, that is logged once.
 
         `grace` is how many seconds after the first signal or notice the process may last. From then on no wait of
-        Cairn's lasts longer than is left of it, also one under way: `save`, `fence` and so the steps of protected
+        Cairn's for saves, but with a timeout of the caller's, lasts longer than is left of it, also one under way: `save`, `fence` and so the steps of protected
         optimizers, `close` and the end of `with`. Then they raise DeadlineExceeded, and the newest durable checkpoint
         is the one to resume from. Choose it shorter than what the scheduler gives.
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "api/blocking_calls.h"
 #include "api/devices.h"
 #include "api/steered_saves.h"
 #include "api/wiring.h"
@@ -61,6 +62,7 @@ class Checkpointer::Impl {
   const WriterCheck check_writer = [this] { return CheckWriter(); };
   std::unique_ptr<Ledger> ledger;                  // Rank 0's; null on other ranks, which have `restored`.
   std::unique_ptr<SteeredSaves> steered;           // Null without Options::steering.
+  std::unique_ptr<BlockingCalls> blocking;         // Before the engine, so that it ends after it.
   std::unique_ptr<Engine> engine;                  // Null if the root was opened read-only.
   std::atomic<std::uint64_t> shared_restores = 0;  // Begun so far.
 
@@ -142,10 +144,8 @@ class Checkpointer::Impl {
   // Retention.
   /// Pins for the user or for keep_best, or ends the pin. keep_best leaves a user's pin alone.
   [[nodiscard]] Status SetPinned(std::uint64_t step, PinOwner owner, bool pinned) CAIRN_EXCLUDES(pin_mutex);
-  /// A queue for a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
-  [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeQueueOnRank0(const std::string& what) const;
-  /// A queue for a call that blocks its caller, which fails once the disk hangs.
-  [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeLimitedQueue() const;
+  /// For a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
+  [[nodiscard]] Status CheckRank0(const std::string& what) const;
   void Warn(const std::vector<std::string>& messages) const;
   void Notify(const Event& event) const {
     if (options.on_event) options.on_event(event);

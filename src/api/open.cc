@@ -25,7 +25,7 @@ Status Checkpointer::Impl::CheckWritable() const {
 }
 
 Status Checkpointer::Impl::OpenRoot() {
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeLimitedQueue());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, make_queue());
   CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group));
   root_path = root->path();
   Warn(root->notes());
@@ -124,6 +124,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   if (impl->options.steering) {
     impl->steered = SteeredSaves::Make(*impl->options.steering, wiring.now);
   }
+  impl->blocking = std::make_unique<BlockingCalls>(impl->make_queue, impl->options.stall_timeout);
   CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
@@ -145,7 +146,7 @@ Checkpointer::~Checkpointer() {
                                  impl_->abandon_by.load());
   static_cast<void>(impl_->engine->WaitIdle(Deadline::At(abandons)));
   // Leaked if the engine does not stop: its thread, the kernel and the devices go on using it.
-  if (!impl_->engine->Stop(Deadline::At(end))) static_cast<void>(impl_.release());
+  if (!impl_->engine->Stop(Deadline::At(end)) || !impl_->blocking->idle()) static_cast<void>(impl_.release());
 }
 
 }  // namespace cairn

@@ -64,6 +64,8 @@ Result<Options> ResolveOptions(Options options) {
   CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 1, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
+  // Beyond this the clock might not have room for it.
+  options.stall_timeout = std::clamp<std::chrono::nanoseconds>(options.stall_timeout, {}, std::chrono::hours(24 * 365));
   if (options.host_memory_bytes == 0) options.host_memory_bytes = ChoosePoolLimit(options);
   if (options.chunk_bytes == 0) options.chunk_bytes = ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
   CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));

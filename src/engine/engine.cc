@@ -19,6 +19,9 @@ namespace {
 // After a CUDA error no host functions are called: while copies on streams are in flight, the sleep has this limit.
 constexpr std::chrono::seconds kHealthInterval{1};
 
+// How long the end waits for copies that read the tensors of saves that are abandoned.
+constexpr std::chrono::seconds kCopiesEnd{10};
+
 IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>> found) {
   co_return co_await io::OnThread(root.text(), [&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(*found, ListInfos(root));
@@ -100,10 +103,15 @@ bool Engine::Stop(Deadline deadline) {
   std::vector<std::shared_ptr<SaveTask>> left;
   {
     MutexLock lock(mutex_);
-    while (!ended_ && !deadline.passed() && disk_hangs_.ok() && !removal_hangs_) changed_.WaitUntil(mutex_, deadline);
+    while (!ended_ && !deadline.passed() && disk_hangs_.ok() && !(removal_hangs_ && tasks_.empty())) {
+      changed_.WaitUntil(mutex_, deadline);
+    }
     if (ended_) return true;
     left = tasks_;
   }
+  // The caller may free the tensors then: copies under way end whatever the disk does, but for those of a lost device.
+  const Deadline copies_end = Deadline::In(kCopiesEnd);
+  for (const std::shared_ptr<SaveTask>& task : left) static_cast<void>(task->WaitTensorsFree(copies_end));
   AbandonTasks(left);
   return false;
 }
@@ -111,15 +119,9 @@ bool Engine::Stop(Deadline deadline) {
 void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
   const std::string busy = Busy();
   for (const std::shared_ptr<SaveTask>& task : tasks) {
-    const bool commits = task->stats().phase == SavePhase::kCommitting;
-    const Status status =
-        Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
-              "step {}: the disk did not respond while the checkpointer was closed", task->plan().step);
-    {
-      MutexLock lock(mutex_);
-      failures_.Add(task, status);
-    }
-    task->Finish(status);
+    const Status status = task->FinishUnanswered();
+    MutexLock lock(mutex_);
+    failures_.Add(task, status);
   }
   context_.Notify({.severity = Severity::kWarning,
                    .message = fmt::format("{} does not respond: {}, the pool and the root's lock remain until the "
@@ -141,10 +143,17 @@ void Engine::Run(const std::function<void(Status)>& started) {
   started(Status::Ok());
   Loop();
   // Nobody needs the spares now, and they are as large as a checkpoint.
-  if (recycles()) RemoveSpares(*context_.queue, context_.parts.root, context_.parts.check_writer);
+  if (recycles()) RemoveSparesAtEnd();
   context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
   context_.queue.reset();
+}
+
+void Engine::RemoveSparesAtEnd() {
+  bool removed = false;
+  RunInBackground(*context_.queue, RemoveSparesTask(context_.parts.root, context_.parts.check_writer),
+                  [&removed](const Status&) { removed = true; });
+  while (!removed && context_.queue->RunOnce(watch_->WakesAt(*context_.queue)).ok()) WatchDisk();
 }
 
 void Engine::Loop() {
@@ -375,7 +384,7 @@ void Engine::OnLooked(std::uint64_t step, const std::string& attempt, const Stat
   if (!second_look_) unseen_.pop_front();
   if (status.ok() && unnamed_) {
     const PathAt folder = JoinPath(context_.parts.root, std::exchange(unnamed_, std::nullopt)->folder);
-    return RunTask(*context_.queue, RemoveUnnamed(folder), [this](const Status&) { LookAtNext(); });
+    return RunInBackground(*context_.queue, RemoveUnnamed(folder), [this](const Status&) { LookAtNext(); });
   }
   if (status.ok()) return LookAtNext();
   if (!unreadable) {
@@ -497,10 +506,11 @@ std::string Engine::Busy() const {
     parts.push_back(fmt::format("{} {} ({} {})", steps.size(), steps.size() == 1 ? "save" : "saves",
                                 steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", ")));
   }
-  if (behind_ != 0) parts.push_back(fmt::format("what {} failed {} left", behind_, behind_ == 1 ? "save" : "saves"));
+  if (behind_ != 0)
+    parts.push_back(fmt::format("what {} ended {} left to remove", behind_, behind_ == 1 ? "save" : "saves"));
   if (removing_) parts.emplace_back("removals of older checkpoints");
   if (!slow_.empty()) parts.push_back(slow_);
-  return fmt::format("{}", fmt::join(parts, ", "));
+  return parts.empty() ? "its last files" : fmt::format("{}", fmt::join(parts, ", "));
 }
 
 Status Engine::NewestFailure() const {

@@ -67,6 +67,8 @@ class Engine {
   void Run(const std::function<void(Status)>& started);
   void AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
   void Loop();
+  /// Nobody needs them then, and they are as large as a checkpoint.
+  void RemoveSparesAtEnd();
   [[nodiscard]] Deadline WakesAt(bool waits_for_device);
   void Advance();
   void WatchDisk() CAIRN_EXCLUDES(mutex_);

@@ -65,10 +65,10 @@ void Ledger::Withdraw(const SavePlan& plan) {
   in_flight_.erase(plan.step);
 }
 
-void Ledger::WithdrawUnknown(const SavePlan& plan) {
+void Ledger::WithdrawUnknown(const SavePlan& plan, bool decided) {
   MutexLock lock(mutex_);
   in_flight_.erase(plan.step);
-  Unknown unknown;
+  Unknown unknown{.decided = decided};
   if (const auto old = committed_.find(plan.step); plan.replace && old != committed_.end()) {
     unknown.before = std::move(old->second);
     committed_.erase(old);
@@ -76,9 +76,14 @@ void Ledger::WithdrawUnknown(const SavePlan& plan) {
   unknown_.insert_or_assign(plan.step, std::move(unknown));
 }
 
+void Ledger::DecideUnknown(const SavePlan& plan) {
+  MutexLock lock(mutex_);
+  if (const auto unknown = unknown_.find(plan.step); unknown != unknown_.end()) unknown->second.decided = true;
+}
+
 bool Ledger::BeginRelist() {
   MutexLock lock(mutex_);
-  for (auto& [step, unknown] : unknown_) unknown.listing = true;
+  for (auto& [step, unknown] : unknown_) unknown.listing = unknown.decided;
   return !unknown_.empty();
 }
 

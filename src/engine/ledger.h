@@ -28,7 +28,9 @@ class Ledger {
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Withdraws a save that may still be on the disk: it no longer counts, and saving its step again replaces it. Relist
   /// must follow.
-  void WithdrawUnknown(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
+  /// Unless it is `decided`, the disk may still commit it: no listing tells before DecideUnknown.
+  void WithdrawUnknown(const SavePlan& plan, bool decided = true) CAIRN_EXCLUDES(mutex_);
+  void DecideUnknown(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Call it before the root is listed for Relist, which covers the saves of unknown outcome until now. False if there
   /// are none.
   [[nodiscard]] bool BeginRelist() CAIRN_EXCLUDES(mutex_);
@@ -74,6 +76,8 @@ class Ledger {
     std::optional<CheckpointInfo> before;
     /// Set by Relist.
     std::optional<CheckpointInfo> found;
+    /// The disk has answered.
+    bool decided = true;
     /// The current listing covers it.
     bool listing = false;
   };

@@ -126,6 +126,7 @@ void SaveJob::OnSealed() {
 }
 
 void SaveJob::OnCommitted(Status status) {
+  if (settled_ && !status.ok() && status.code() != StatusCode::kUnknownOutcome) return Fail(std::move(status));
   if (settled_) return End(std::move(status));
   coordination_->AnnounceOutcome(status);
   if (status.ok() || status.code() == StatusCode::kUnknownOutcome) return End(std::move(status));
@@ -231,7 +232,7 @@ void SaveJob::Settle(Status status) {
     context_.Notify({.kind = EventKind::kSaveDurable, .step = plan.step});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {
-      context_.parts.ledger->WithdrawUnknown(plan);
+      context_.parts.ledger->WithdrawUnknown(plan, /*decided=*/stage_ == Stage::kEnded);
     } else if (plan.admitted) {
       context_.parts.ledger->Withdraw(plan);
     }
@@ -251,7 +252,11 @@ void SaveJob::Settle(Status status) {
 void SaveJob::End(Status status) {
   if (!stage_.MoveTo(Stage::kEnded)) return;
   if (capture_ != nullptr) capture_->ReleaseStaging();
-  if (!settled_) Settle(std::move(status));
+  if (!settled_) {
+    Settle(std::move(status));
+  } else if (task_->plan().admitted && outcome_.code() == StatusCode::kUnknownOutcome) {
+    context_.parts.ledger->DecideUnknown(task_->plan());
+  }
   // Handles may live long; free what they do not need.
   capture_.reset();
   writer_.reset();

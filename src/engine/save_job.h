@@ -51,7 +51,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// at most; all while it waits for its release (and then they wait for those), or has none left and waits for the
   /// coordinator.
   [[nodiscard]] int writes_of_younger(int depth) const {
-    if (!running() || writer_->release_by() || coordination_->has_written()) return depth;
+    if (settled_ || !running() || writer_->release_by() || coordination_->has_written()) return depth;
     return writer_->sealing() ? std::min(depth, 1) : 0;
   }
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }

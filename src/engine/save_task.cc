@@ -183,6 +183,7 @@ void SaveTask::SetCallTimes(std::chrono::nanoseconds call, std::chrono::nanoseco
 }
 
 void SaveTask::Advance(SavePhase phase) {
+  if (Ended()) return;  // Given up by Engine::Stop.
   assert(phase > stats_.phase);
   stats_.phase = phase;
   changed_.NotifyAll();
@@ -229,7 +230,7 @@ void SaveTask::MarkWritten(std::uint64_t bytes_written, bool direct, bool recycl
 
 bool SaveTask::MarkCommitting() {
   MutexLock lock(mutex_);
-  if (cancelled_) return false;
+  if (cancelled_ || Ended()) return false;
   Advance(SavePhase::kCommitting);
   return true;
 }
@@ -246,8 +247,21 @@ std::optional<Status> SaveTask::cancelled() const {
   return cancelled_;
 }
 
+Status SaveTask::FinishUnanswered() {
+  MutexLock lock(mutex_);
+  const bool commits = stats_.phase == SavePhase::kCommitting;
+  Status status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
+                        "step {}: the disk did not respond while the checkpointer was closed", plan_.step);
+  FinishLocked(status);
+  return status;
+}
+
 void SaveTask::Finish(Status status) {
   MutexLock lock(mutex_);
+  FinishLocked(std::move(status));
+}
+
+void SaveTask::FinishLocked(Status status) {
   if (Ended()) return;  // Given up by Engine::Stop.
   ReleaseEvents();
   status_ = std::move(status);

@@ -116,10 +116,13 @@ class SaveTask {
   /// Releases the events.
   void MarkCaptured() CAIRN_EXCLUDES(mutex_);
   void MarkWritten(std::uint64_t bytes_written, bool direct, bool recycled) CAIRN_EXCLUDES(mutex_);
-  /// False if the save was cancelled first: it must not commit then.
+  /// False if the save was cancelled, or has ended, first: it must not commit then.
   [[nodiscard]] bool MarkCommitting() CAIRN_EXCLUDES(mutex_);
   /// The end: durable if `status` is ok. Only the first call has an effect.
   void Finish(Status status) CAIRN_EXCLUDES(mutex_);
+  /// The end of a save that the disk does not answer while it is given up: unknown if it is being committed, else
+  /// failed.
+  Status FinishUnanswered() CAIRN_EXCLUDES(mutex_);
   /// The save is failing and no longer reads the tensors, but has not ended (other ranks may still be notified). Ends
   /// all waits for the capture. Only the first call has an effect.
   void ReleaseTensors(const Status& why) CAIRN_EXCLUDES(mutex_);
@@ -133,6 +136,7 @@ class SaveTask {
  private:
   [[nodiscard]] std::chrono::nanoseconds SinceBegun() const { return Clock::now() - begun_; }
   void Advance(SavePhase phase) CAIRN_REQUIRES(mutex_);
+  void FinishLocked(Status status) CAIRN_REQUIRES(mutex_);
   void ReleaseEvents() CAIRN_REQUIRES(mutex_);
   // Waits until the tensors are free: true; or, unless the host has to wait for that, until every copy is enqueued:
   // false, and the events remain until `fencing_` is counted down.

@@ -115,7 +115,7 @@ void ShardWriter::SealIfWritten(const Capture& capture) {
   }
   const bool released = stage_ == Stage::kWriting || (stage_ == Stage::kHeld && !task_.held());
   if (!released) return;
-  if (!task_.MarkCommitting()) return callbacks_.failed(*task_.cancelled());
+  if (!task_.MarkCommitting()) return callbacks_.failed(task_.cancelled().value_or(task_.status()));
   if (!stage_.MoveTo(Stage::kSealing)) return;
   if (context_.parts.options.checksums) header_->SetSums(capture.checksums());
   const Bytes header = std::as_bytes(std::span(header_->bytes()));
@@ -173,7 +173,7 @@ void ShardWriter::Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDo
   };
   ++in_flight_;
   if (attempt_ != nullptr) return attempt_->Abandon(later);
-  if (folder != nullptr) return RunTask(*context_.queue, folder->Remove(), later);
+  if (folder != nullptr) return RunInBackground(*context_.queue, folder->Remove(), later);
   later(Status::Ok());
 }
 

@@ -48,6 +48,8 @@ struct IoRequest {
   std::function<void()> call;
   /// For messages: the file of the descriptor.
   std::string name = {};
+  /// No save waits for it: its removals of files may take long.
+  bool background = false;
 };
 
 /// Takes the operation's value or -errno. RunOnce calls it on the queue's thread after removing the operation, so that

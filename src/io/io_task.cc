@@ -12,8 +12,10 @@ namespace cairn {
 /// Owned by the callbacks of operations in flight, so destroying the queue destroys it too.
 class IoRun : public std::enable_shared_from_this<IoRun> {
  public:
-  IoRun(IoQueue& queue, IoTask<Status> task, StatusDone done)
-      : queue_(queue), task_(std::move(task)), done_(std::move(done)) {}
+  IoRun(IoQueue& queue, IoTask<Status> task, StatusDone done, bool background)
+      : queue_(queue), task_(std::move(task)), done_(std::move(done)), background_(background) {}
+
+  void GoOnInBackground() { background_ = true; }
 
   void Start() {
     if (task_.Start(this, {})) return;
@@ -22,6 +24,7 @@ class IoRun : public std::enable_shared_from_this<IoRun> {
   }
 
   void Submit(IoRequest request, std::coroutine_handle<> waiter, std::int64_t& result) {
+    request.background = background_;
     queue_.Submit(std::move(request), [self = shared_from_this(), waiter, &result](std::int64_t value) {
       result = value;
       waiter.resume();
@@ -33,10 +36,17 @@ class IoRun : public std::enable_shared_from_this<IoRun> {
   IoQueue& queue_;
   IoTask<Status> task_;
   StatusDone done_;
+  bool background_;
 };
 
+void InBackground::Mark(IoRun* run) { run->GoOnInBackground(); }
+
 void RunTask(IoQueue& queue, IoTask<Status> task, StatusDone done) {
-  std::make_shared<IoRun>(queue, std::move(task), std::move(done))->Start();
+  std::make_shared<IoRun>(queue, std::move(task), std::move(done), /*background=*/false)->Start();
+}
+
+void RunInBackground(IoQueue& queue, IoTask<Status> task, StatusDone done) {
+  std::make_shared<IoRun>(queue, std::move(task), std::move(done), /*background=*/true)->Start();
 }
 
 Status RunTaskBlocking(IoQueue& queue, IoTask<Status> task) {

@@ -107,6 +107,8 @@ class [[nodiscard]] IoTask {
 
 /// Runs the task. `done` is called once, from RunOnce, never from within this call, even if the task has no operation.
 void RunTask(IoQueue& queue, IoTask<Status> task, StatusDone done);
+/// The same, for what no save waits for (IoRequest::background).
+void RunInBackground(IoQueue& queue, IoTask<Status> task, StatusDone done);
 /// The same, and runs the queue, which nothing else may be using, until the task ends.
 [[nodiscard]] Status RunTaskBlocking(IoQueue& queue, IoTask<Status> task);
 
@@ -163,6 +165,20 @@ class [[nodiscard]] IoOperation {
   IoRequest request_;
   UniqueFd* into_;
   std::int64_t result_ = 0;
+};
+
+/// Awaited by a task: the rest of its run is in the background (IoRequest::background).
+struct [[nodiscard]] InBackground {
+  [[nodiscard]] static bool await_ready() noexcept { return false; }
+  template <typename Promise>
+  static bool await_suspend(std::coroutine_handle<Promise> waiter) {
+    Mark(waiter.promise().run);
+    return false;
+  }
+  static void await_resume() noexcept {}
+
+ private:
+  static void Mark(IoRun* run);
 };
 
 /// Files that may be unlinked if the disk is full.

@@ -24,7 +24,7 @@ Status DiskHangs(const UnansweredOp& one, std::chrono::nanoseconds stall_timeout
 }
 
 void WatchedQueue::Submit(IoRequest request, IoDone done) {
-  Order& order = waiting_[request.op == IoOp::kUnlink || request.op == IoOp::kRmdir ? 1 : 0];
+  Order& order = waiting_[request.background && (request.op == IoOp::kUnlink || request.op == IoOp::kRmdir) ? 1 : 0];
   // A copy without the call, which may own anything.
   order.push_back({.request = {.op = request.op,
                                .fd = request.fd,
@@ -53,24 +53,16 @@ std::optional<UnansweredOp> WatchedQueue::Oldest(bool removals) const {
 }
 
 Result<std::size_t> LimitedQueue::RunOnce(Deadline deadline) {
-  if (stall_timeout_.count() == 0) return WatchedQueue::RunOnce(deadline);
-  while (true) {
-    const bool removals = OldestSince(true) < OldestSince(false);
-    const auto since = OldestSince(removals);
-    const Deadline limit =
-        since == Deadline::Infinite().when() ? Deadline::Infinite() : Deadline::At(since + stall_timeout_);
-    if (limit.passed()) {
-      stalled_ = true;
-      return DiskHangs(*Oldest(removals), stall_timeout_);
-    }
-    Result<std::size_t> called = WatchedQueue::RunOnce(Deadline::At(std::min(deadline.when(), limit.when())));
-    if (!called.ok() || *called != 0 || !limit.passed()) return called;
-  }
-}
-
-LimitedQueue::~LimitedQueue() {
-  // Its destructor would wait for them. Their callbacks are never called, but the kernel may use what they keep alive.
-  if (stalled_) LeaveBehind();
+  if (stall_timeout_.count() == 0 || stalled_) return WatchedQueue::RunOnce(deadline);
+  const bool removals = OldestSince(true) < OldestSince(false);
+  const auto since = OldestSince(removals);
+  const Deadline limit =
+      since == Deadline::Infinite().when() ? Deadline::Infinite() : Deadline::At(since + stall_timeout_);
+  Result<std::size_t> called = WatchedQueue::RunOnce(Deadline::At(std::min(deadline.when(), limit.when())));
+  if (!called.ok() || *called != 0 || !limit.passed()) return called;
+  stalled_ = true;
+  on_stall_(DiskHangs(*Oldest(removals), stall_timeout_));
+  return WatchedQueue::RunOnce(deadline);
 }
 
 }  // namespace cairn

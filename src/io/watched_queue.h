@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -30,14 +31,10 @@ class WatchedQueue : public IoQueue {
   [[nodiscard]] std::size_t pending() const override { return inner_->pending(); }
   [[nodiscard]] std::string name() const override { return inner_->name(); }
 
-  /// Since when the oldest operation waits; never if there is none. Those that remove files are counted apart: they may
-  /// take as long as the file is large.
+  /// Since when the oldest operation waits; never if there is none. Removals that nobody
+  /// waits for are counted apart: they may take as long as the file is large.
   [[nodiscard]] Deadline::Clock::time_point OldestSince(bool removals) const;
   [[nodiscard]] std::optional<UnansweredOp> Oldest(bool removals) const;
-
- protected:
-  /// Forgets the queue inside, with what is in flight: nobody waits for that any more.
-  void LeaveBehind() { static_cast<void>(inner_.release()); }
 
  private:
   struct Waiting {
@@ -46,25 +43,25 @@ class WatchedQueue : public IoQueue {
   };
   using Order = std::list<Waiting>;
 
-  // By whether they remove files; oldest first. Outlives the queue inside, whose callbacks hold places in it.
+  // By whether they are slow by nature; oldest first. Outlives the queue inside, whose callbacks hold places in it.
   std::array<Order, 2> waiting_;
   std::unique_ptr<IoQueue> inner_;
 };
 
-/// For a call that blocks its caller: RunOnce fails with DeadlineExceeded, naming the operation, once one has waited
-/// for `stall_timeout`. It must not be run again then; what is in flight stays behind until the process ends, with all
-/// that it uses.
+/// For a call that blocks its caller: says so, once, when an operation has waited for `stall_timeout`, and goes on.
 class LimitedQueue : public WatchedQueue {
  public:
   /// Zero for `stall_timeout`: no limit.
-  LimitedQueue(std::unique_ptr<IoQueue> inner, std::chrono::nanoseconds stall_timeout)
-      : WatchedQueue(std::move(inner)), stall_timeout_(stall_timeout) {}
-  ~LimitedQueue() override;
+  LimitedQueue(std::unique_ptr<IoQueue> inner, std::chrono::nanoseconds stall_timeout,
+               std::function<void(const Status&)> on_stall)
+      : WatchedQueue(std::move(inner)), stall_timeout_(stall_timeout), on_stall_(std::move(on_stall)) {}
 
   Result<std::size_t> RunOnce(Deadline deadline) override;
+  [[nodiscard]] bool stalled() const { return stalled_; }
 
  private:
   const std::chrono::nanoseconds stall_timeout_;
+  const std::function<void(const Status&)> on_stall_;
   bool stalled_ = false;
 };
 

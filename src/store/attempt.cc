@@ -195,7 +195,7 @@ void Attempt::Abandon(StatusDone done) {
   Status abandoned = Error(StatusCode::kCancelled, "step {} was abandoned", spec_.step);
   if (status_.ok() && then == Stage::kAbandoned) status_ = std::move(abandoned);
   ++in_flight_;
-  RunTask(queue_, AbandonTask(), [this, then, done = std::move(done)](Status status) {
+  RunInBackground(queue_, AbandonTask(), [this, then, done = std::move(done)](Status status) {
     --in_flight_;
     stage_ = then;
     done(std::move(status));
@@ -378,6 +378,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
   fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));
   CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(fsyncs)));
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.RenameIntoPlace());
+  co_await InBackground();  // It is durable.
   co_return co_await commit.RemoveOld();
 }
 

@@ -375,8 +375,8 @@ IoTask<Status> RetireFolder(const PathAt& root, const RemovalTarget& target, con
 void RemoveCheckpoint(IoQueue& queue, const PathAt& root, std::uint64_t step, RemovalOptions options,
                       std::function<void(const Removal&)> done) {
   const auto removal = std::make_shared<Removal>();
-  RunTask(queue, RemovalTask(root, step, std::move(options), removal),
-          [removal, done = std::move(done)](const Status&) { done(*removal); });
+  RunInBackground(queue, RemovalTask(root, step, std::move(options), removal),
+                  [removal, done = std::move(done)](const Status&) { done(*removal); });
 }
 
 Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64_t step, RemovalOptions options) {
@@ -410,7 +410,7 @@ IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept) {
 
 void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done) {
   const auto swept = std::make_shared<Swept>();
-  RunTask(queue, SweepTask(root, spares, *swept), [swept, done = std::move(done)](const Status& status) {
+  RunInBackground(queue, SweepTask(root, spares, *swept), [swept, done = std::move(done)](const Status& status) {
     if (!status.ok()) swept->left.push_back(status.message());
     done(std::move(*swept));
   });

@@ -213,11 +213,11 @@ def test_training_goes_on_and_saves_again(tmp_path: Path, root: Path, plug: str)
     with training(PROGRAMS[plug], root, gate) as job:
         while newest(root) < 1:
             job.step()
-        with gate.hold("write", "create", "fsync", "rename", path=root.parent):
+        with gate.hold("write", "create", "fsync", "rename", "mkdir", path=root.parent):
             steps = [job.step() for _ in range(8)]
             assert steps == list(range(steps[0], steps[0] + 8))
             until(lambda: "beyond stall_timeout (1 s): saves that wait for it fail" in job.log)
-            assert re.search(r"(write|open|fsync|rename) of .*has waited for the disk for 1", job.log), job.log
+            assert re.search(r"(write|open|mkdir|fsync|rename) of .*has waited for the disk for 1", job.log), job.log
             assert "not begun" in job.log
             held = newest(root)
         until(lambda: "the disk answers again" in job.log)

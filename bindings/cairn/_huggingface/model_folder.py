@@ -119,7 +119,7 @@ class Companions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._worker.shutdown()
+        self._worker.shutdown(wait=False)  # `finish` has waited, as long as it may.
 
     def prepare(self) -> None:
         """To be called before each save: its attempt will be the one that is not known yet."""

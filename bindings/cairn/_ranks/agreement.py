@@ -84,7 +84,7 @@ class Ranks:
         rank 0's deadline does not hear the others' messages: it waits for their next call."""
         if self._link is None:
             return [message]
-        messages = self._gather(what, b"=" + message, joins_late=False)
+        messages = self._gather(what, b"=" + message)
         for rank, said in enumerate(messages):
             if not said.startswith(b"="):
                 _raise_if_error(f"rank {rank}: ", said)
@@ -110,10 +110,11 @@ class Ranks:
         _raise_if_error("rank 0: ", said)
         return cast("dict[str, Any]", json.loads(said))
 
-    def _gather(self, what: str, message: bytes, *, joins_late: bool = True) -> list[bytes]:
+    def _gather(self, what: str, message: bytes) -> list[bytes]:
         assert self._link is not None
         try:
-            return self._link.gather(what, message, joins_late=joins_late)
+            # What is called again and again must not go on shifted after a call that rank 0 made alone.
+            return self._link.gather(what, message, joins_late=what == "open")
         except DeadlineExceeded as error:
             if what not in _CALLS:
                 raise

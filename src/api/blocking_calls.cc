@@ -1,0 +1,76 @@
+#include "api/blocking_calls.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/thread.h"
+#include "io/watched_queue.h"
+
+namespace cairn {
+
+BlockingCalls::BlockingCalls(IoQueueFactory make_queue, std::chrono::nanoseconds stall_timeout)
+    : make_queue_(std::move(make_queue)), stall_timeout_(stall_timeout) {}
+
+BlockingCalls::~BlockingCalls() {
+  for (Running& one : running_) one.thread.join();
+}
+
+Status BlockingCalls::Run(Call call) {
+  MutexLock lock(mutex_);
+  for (auto one = running_.begin(); one != running_.end();) {
+    if (!one->ended) {
+      ++one;
+      continue;
+    }
+    one->thread.join();
+    one = running_.erase(one);
+  }
+  if (!hangs_.ok()) return hangs_;
+  const auto mine = running_.emplace(running_.end());
+  Result<std::thread> thread =
+      StartThread("cairn-call", [this, &one = *mine, call = std::move(call)] { Work(one, call); });
+  if (!thread.ok()) {
+    running_.erase(mine);
+    return thread.status();
+  }
+  mine->thread = *std::move(thread);
+  while (!mine->ended && hangs_.ok()) changed_.Wait(mutex_);
+  if (!mine->ended) return hangs_;
+  Status outcome = std::move(mine->outcome);
+  mine->thread.join();  // It holds no lock any more.
+  running_.erase(mine);
+  return outcome;
+}
+
+void BlockingCalls::Work(Running& one, const Call& call) {
+  const auto on_stall = [this](const Status& why) {
+    MutexLock lock(mutex_);
+    hangs_ = why;
+    changed_.NotifyAll();
+  };
+  Status outcome;
+  {
+    Result<std::unique_ptr<IoQueue>> queue = make_queue_();
+    if (queue.ok()) {
+      LimitedQueue limited(*std::move(queue), stall_timeout_, on_stall);
+      outcome = call(limited);
+      if (limited.stalled()) on_stall(Status::Ok());
+    } else {
+      outcome = queue.status();
+    }
+  }
+  MutexLock lock(mutex_);
+  one.outcome = std::move(outcome);
+  one.ended = true;
+  changed_.NotifyAll();
+}
+
+bool BlockingCalls::idle() const {
+  MutexLock lock(mutex_);
+  for (const Running& one : running_) {
+    if (!one.ended) return false;
+  }
+  return true;
+}
+
+}  // namespace cairn
