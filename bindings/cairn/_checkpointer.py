@@ -55,6 +55,9 @@ class Checkpointer(Saving, Restoring, Catalog):
                      `metrics` given to `save`. best_mode is "min" or "max". Of equal ones the newest counts
       when_full      what `save` does when max_in_flight saves are in flight: "wait" (up to full_timeout), "skip" the
                      new one, or "replace" the youngest that is not captured
+      stall_timeout  when the disk has not answered an operation for so long, saves that wait for it fail, further ones
+                     fail at once until it answers, and fences return: training goes on. 0: never
+      close_timeout  how long `close` may take, all of it
       open_timeout   how long opening waits for another writer to release the root, before it fails and names that
                      writer; with take_over it then takes the root, and the other writer's saves fail from then on
       exist_ok       whether this process may have the root open already: that Checkpointer is closed first, once its
