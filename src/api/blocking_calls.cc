@@ -18,7 +18,7 @@ BlockingCalls::~BlockingCalls() {
 Status BlockingCalls::Run(Call call) {
   MutexLock lock(mutex_);
   for (auto one = running_.begin(); one != running_.end();) {
-    if (!one->ended) {
+    if (!one->ended || !one->left) {
       ++one;
       continue;
     }
@@ -35,7 +35,8 @@ Status BlockingCalls::Run(Call call) {
   }
   mine->thread = *std::move(thread);
   while (!mine->ended && hangs_.ok()) changed_.Wait(mutex_);
-  if (!mine->ended) return hangs_;
+  mine->left = !mine->ended;
+  if (mine->left) return hangs_;
   Status outcome = std::move(mine->outcome);
   mine->thread.join();  // It holds no lock any more.
   running_.erase(mine);

@@ -35,6 +35,8 @@ class BlockingCalls {
   struct Running {
     std::thread thread;
     bool ended = false;
+    // Its caller has gone.
+    bool left = false;
     Status outcome;
   };
   void Work(Running& one, const Call& call) CAIRN_EXCLUDES(mutex_);

@@ -112,6 +112,11 @@ bool Engine::Stop(Deadline deadline) {
   // The caller may free the tensors then: copies under way end whatever the disk does, but for those of a lost device.
   const Deadline copies_end = Deadline::In(kCopiesEnd);
   for (const std::shared_ptr<SaveTask>& task : left) static_cast<void>(task->WaitTensorsFree(copies_end));
+  {
+    MutexLock lock(mutex_);
+    if (ended_) return true;
+    left = tasks_;
+  }
   AbandonTasks(left);
   return false;
 }
@@ -121,7 +126,7 @@ void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
   for (const std::shared_ptr<SaveTask>& task : tasks) {
     const Status status = task->FinishUnanswered();
     MutexLock lock(mutex_);
-    failures_.Add(task, status);
+    if (!status.ok()) failures_.Add(task, status);
   }
   context_.Notify({.severity = Severity::kWarning,
                    .message = fmt::format("{} does not respond: {}, the pool and the root's lock remain until the "

@@ -249,6 +249,7 @@ std::optional<Status> SaveTask::cancelled() const {
 
 Status SaveTask::FinishUnanswered() {
   MutexLock lock(mutex_);
+  if (Ended()) return status_;
   const bool commits = stats_.phase == SavePhase::kCommitting;
   Status status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
                         "step {}: the disk did not respond while the checkpointer was closed", plan_.step);

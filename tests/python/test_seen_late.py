@@ -6,12 +6,11 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs import TREE
+from jobs import TREE, until
 from ranks import World
 
 LOGGED = """
@@ -26,10 +25,7 @@ Late = Callable[..., None]
 
 
 def wait_for_looks(file: Path, count: int) -> None:
-    until = time.monotonic() + 60
-    while not file.exists() or file.stat().st_size < count:
-        assert time.monotonic() < until, "nobody looks for it"
-        time.sleep(0.01)
+    until(lambda: file.exists() and file.stat().st_size >= count)
 
 
 @pytest.fixture
