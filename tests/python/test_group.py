@@ -269,6 +269,7 @@ def test_a_save_that_one_rank_makes_alone_shifts_nothing(worlds: Worlds, root: P
     steps = (step, step + 1) if caller == 0 else (step + 1, step)
     lone = world[caller].start("one.result()").answer()
     assert f"ranks save different steps: rank 0 saves {steps[0]}, rank 1 saves {steps[1]}" in lone["message"]
+    assert world.all("c.drain()") == [None] * 2
     assert world.all("c.steps()") == [[3, 5, step + 1]] * 2
 
 
