@@ -65,8 +65,9 @@ def callback(name: str, call: Any) -> Any:
     return call
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, int)):
+def flag(name: str, value: Any) -> bool:
+    """A bool; also numpy's, and a comparison of torch's scalars. Else InvalidArgument."""
+    if not isinstance(value, (bool, int)) and getattr(value, "ndim", None) != 0:
         raise InvalidArgument(f"{name}: expected True or False, found {value!r}")
     return bool(value)
 
@@ -95,7 +96,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     ),
     **dict.fromkeys(("full_timeout", "open_timeout", "stall_timeout", "close_timeout", "group_timeout"), seconds),
     **dict.fromkeys(("when_full", "io_queue", "unfenced_writes"), _text),
-    **dict.fromkeys(("read_only", "take_over", "checksums", "gpu_checksums", "recycle"), _flag),
+    **dict.fromkeys(("read_only", "take_over", "checksums", "gpu_checksums", "recycle"), flag),
     "cuda_devices": _numbers,
 }
 

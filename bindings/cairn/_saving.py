@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _protect, _tree
-from ._arguments import seconds, step_number, timeout_of
+from ._arguments import flag, seconds, step_number, timeout_of
 from ._best import KeepBest, described, metric_values
 from ._engine import Engine
 from ._errors import FailedPrecondition, Unsupported
@@ -122,6 +122,7 @@ class Saving(Engine, Stopping):
                     "keep_best: held saves, as cairn.dcp and the frameworks' plugs make them, have no metrics: open "
                     "another Checkpointer for them"
                 )
+            replace, pin = flag("replace", replace), flag("pin", pin)
             measured = metric_values(metrics or {})
             tensors = tree_tensors.TensorCollector()
             values = fill(tensors)

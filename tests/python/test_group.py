@@ -216,9 +216,14 @@ def test_ranks_that_save_different_steps_hear_so(worlds: Worlds, root: Path) -> 
 def test_a_rank_that_cannot_save_or_restore_tells_the_others(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
 
-    mine, theirs = world.answers("c.save(1, tree(1, rank) | ({'bad': print} if rank == 1 else {})).wait()")
+    bad = {
+        "bad": "c.save(1, tree(1, rank) | ({'bad': print} if rank == 1 else {}))",
+        "pin: expected True or False, found 'yes'": "c.save(1, tree(1, rank), pin='yes' if rank == 1 else False)",
+    }
+    for found, save in bad.items():
+        mine, theirs = world.answers(f"{save}.wait()")
 
-    assert "rank 1: InvalidArgument: bad" in mine["message"] and theirs["error"] == "InvalidArgument"
+        assert f"rank 1: InvalidArgument: {found}" in mine["message"] and theirs["error"] == "InvalidArgument"
     assert world.all("c.save(2, tree(2, rank)).result()") == [2, 2]
     expect_whole(root, 2)
 
