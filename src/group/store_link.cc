@@ -112,7 +112,6 @@ Status StoreLink::StartServing(const char* name, Served StoreLink::*served, Stat
         link.ended_.NotifyAll();
       }));
   (this->*served).running = true;
-  if (left_behind_ != nullptr) (this->*served).thread.detach();
   return {};
 }
 
@@ -129,9 +128,6 @@ void StoreLink::Close() {
   if (!HasEnded(&StoreLink::sender_, deadline) || !HasEnded(&StoreLink::listener_, deadline)) {
     MutexLock lock(mutex_);
     left_behind_ = shared_from_this();
-    for (Served* served : {&sender_, &listener_}) {
-      if (served->thread.joinable()) served->thread.detach();
-    }
     return;
   }
   Served sender;
