@@ -9,9 +9,6 @@
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "engine/save_line.h"
-#include "store/commit.h"
-#include "store/list.h"
-#include "store/remove.h"
 
 namespace cairn {
 namespace {
@@ -22,38 +19,15 @@ constexpr std::chrono::seconds kHealthInterval{1};
 // How long the end waits for copies that read the tensors of saves that are abandoned.
 constexpr std::chrono::seconds kCopiesEnd{10};
 
-IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>> found) {
-  co_return co_await io::OnThread(root.text(), [&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(*found, ListInfos(root));
-    return Status::Ok();
-  });
-}
-
-/// Checks the shards of the newest checkpoints until `keep_last` are whole. Returns the first damage found.
-Status CheckNewest(Ledger& ledger, std::uint64_t keep_last) {
-  Status first;
-  std::uint64_t whole = 0;
-  for (const CheckpointInfo& info : ledger.NewestFirst()) {
-    if (whole == keep_last) break;
-    const Result<StoredCheckpoint> found = ReadCheckpointFolder(info.path);
-    Status status = found.ok() ? CheckShardFiles(*found) : found.status();
-    if (status.code() != StatusCode::kCorrupt) {
-      ++whole;
-      continue;
-    }
-    ledger.FoundDamaged(info.step, info.attempt);
-    if (first.ok()) first = std::move(status);
-  }
-  return first;
-}
-
-IoTask<Status> LookTask(PathAt root, Ledger& ledger, std::uint64_t keep_last) {
-  co_return co_await io::OnThread(root.text(), [&] { return CheckNewest(ledger, keep_last); });
-}
-
 }  // namespace
 
-Engine::Engine(EngineParts parts) {
+Engine::Engine(EngineParts parts)
+    : retention_(context_, {.files_in_flight = [this] { return FilesInFlight(); },
+                            .on_busy = [this](bool busy) { OnRetention(busy); },
+                            .on_scanned =
+                                [this] {
+                                  for (const auto& job : jobs_) job->NameAttempt();
+                                }}) {
   context_.parts = std::move(parts);
   context_.line = std::make_shared<SaveLine>(context_);
   context_.not_recycled = [this](const std::string& why) {
@@ -144,26 +118,24 @@ void Engine::Run(const std::function<void(Status)>& started) {
   context_.inbox->Attach(context_.queue.get());
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
   for (const auto& device : context_.parts.devices) device->WakeOnRoom(context_.on_room);
-  if (context_.parts.group->rank() == 0) SweepLeftovers();
+  retention_.Begin();
   started(Status::Ok());
   Loop();
-  // Nobody needs the spares now, and they are as large as a checkpoint.
-  if (recycles()) RemoveSparesAtEnd();
+  RemoveSpares();
   context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
   context_.queue.reset();
 }
 
-void Engine::RemoveSparesAtEnd() {
-  bool removed = false;
-  RunInBackground(*context_.queue, RemoveSparesTask(context_.parts.root, context_.parts.check_writer),
-                  [&removed](const Status&) { removed = true; });
-  while (!removed && context_.queue->RunOnce(watch_->WakesAt(*context_.queue)).ok()) WatchDisk();
+// Nobody needs them now, and they are as large as a checkpoint.
+void Engine::RemoveSpares() {
+  retention_.RemoveSpares();
+  while (retention_.busy() && context_.queue->RunOnce(watch_->WakesAt(*context_.queue)).ok()) WatchDisk();
 }
 
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
-  while (!stopping_ || !jobs_.empty() || !removals_.empty() || looking_ || context_.scanning) {
+  while (!stopping_ || !jobs_.empty() || retention_.busy()) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // Touch the pool's pages only while idle; a save touches the pages that it uses. The pool may have grown.
@@ -266,7 +238,7 @@ void Engine::RemoveEndedJobs() {
     if ((*job)->settled() && !was_behind) {
       const SaveStats stats = task->stats();
       retires = retires || status.ok();
-      if (status.ok() && (retains() || unnamed_) && task->plan().admitted) unseen_.push_back(task->plan().step);
+      if (status.ok() && task->plan().admitted) retention_.OnDurable(task->plan().step);
       {
         MutexLock lock(mutex_);
         std::erase(tasks_, task);
@@ -290,166 +262,24 @@ void Engine::RemoveEndedJobs() {
     }
     ended = true;
     // Only now can a listing tell what has become of it.
-    relist_due_ = relist_due_ || (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome);
+    if (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome) retention_.RelistAfterNextSave();
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
-  if (retires) Retire();
-  // Only after a save has ended: otherwise a root that cannot be read would be listed endlessly.
-  if (ended && relist_due_) Relist();
+  if (retires) retention_.Retire();
+  if (ended) retention_.OnSavesEnded();
 }
 
-SparePolicy Engine::Spares() const {
-  // Together with the files of saves in flight, one checkpoint more than those saves may use.
-  const auto holding = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
+std::uint64_t Engine::FilesInFlight() const {
+  return static_cast<std::uint64_t>(std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
     return job->writer() != nullptr && job->writer()->has_file();
-  });
-  return {.folders = context_.spare_folders() - std::min(context_.spare_folders(), static_cast<std::uint64_t>(holding)),
-          .shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
-          .file_mode = context_.parts.options.file_mode,
-          .not_recycled = context_.not_recycled};
+  }));
 }
 
-void Engine::BeginScan() {
-  context_.scanning = true;
+void Engine::OnRetention(bool busy) {
   MutexLock lock(mutex_);
-  removing_ = true;
-}
-
-void Engine::EndScan() {
-  context_.scanning = false;
-  if (relist_due_) return Relist();
-  for (const auto& job : jobs_) job->NameAttempt();
-  RemoveNext();
-}
-
-void Engine::SweepLeftovers() {
-  BeginScan();
-  Sweep(*context_.queue, context_.parts.root, Spares(), [this](Swept swept) {
-    for (const std::string& why : swept.left) context_.Notify({.severity = Severity::kWarning, .message = why});
-    unnamed_ = std::move(swept.unnamed);
-    CheckKept();
-  });
-}
-
-// Lists trust manifests. Before newer checkpoints justify removing older ones, their shards are checked.
-void Engine::CheckKept() {
-  const std::uint64_t keep_last = context_.parts.options.keep_last;
-  if (keep_last == 0) return EndScan();
-  RunTask(*context_.queue, LookTask(context_.parts.root, *context_.parts.ledger, keep_last),
-          [this](const Status& status) {
-            if (!status.ok()) {
-              context_.Notify({.severity = Severity::kWarning, .status = status, .message = status.message()});
-            }
-            EndScan();
-          });
-}
-
-void Engine::Relist() {
-  if (context_.scanning) return;  // Still due when that has ended.
-  BeginScan();
-  relist_due_ = false;
-  if (!context_.parts.ledger->BeginRelist()) return EndScan();
-  const auto found = std::make_shared<std::vector<CheckpointInfo>>();
-  RunTask(*context_.queue, ListTask(context_.parts.root, found), [this, found](const Status& status) {
-    const bool known = status.ok() && context_.parts.ledger->Relist(*found);
-    if (!status.ok()) {
-      context_.Notify({.severity = Severity::kWarning, .status = status, .message = status.message()});
-    }
-    EndScan();
-    relist_due_ = relist_due_ || !known;  // Tried again after the next save.
-  });
-}
-
-bool Engine::retains() const { return context_.parts.group->rank() == 0 && context_.parts.options.keep_last != 0; }
-
-void Engine::Retire() {
-  if (!looking_) LookAtNext();
-}
-
-void Engine::LookAtNext() {
-  looking_ = !unseen_.empty();
-  if (looking_) {
-    const std::uint64_t step = unseen_.front();
-    const std::string attempt = context_.parts.ledger->AttemptOf(step);
-    return RunTask(*context_.queue, LookForStep(context_.parts.root, step, attempt),
-                   [this, step, attempt](const Status& status) { OnLooked(step, attempt, status); });
-  }
-  if (retains()) {
-    const std::vector<std::uint64_t> steps = context_.parts.ledger->Retire();
-    removals_.insert(removals_.end(), steps.begin(), steps.end());
-  }
-  RemoveNext();
-}
-
-void Engine::OnLooked(std::uint64_t step, const std::string& attempt, const Status& status) {
-  // What cannot be read is looked at once more, before the next retirement.
-  const bool unreadable = !status.ok() && status.code() != StatusCode::kNotFound;
-  second_look_ = unreadable && !second_look_;
-  if (!second_look_) unseen_.pop_front();
-  if (status.ok() && unnamed_) {
-    const PathAt folder = JoinPath(context_.parts.root, std::exchange(unnamed_, std::nullopt)->folder);
-    return RunInBackground(*context_.queue, RemoveUnnamed(folder), [this](const Status&) { LookAtNext(); });
-  }
-  if (status.ok()) return LookAtNext();
-  if (!unreadable) {
-    if (!context_.parts.ledger->FoundMissing(step, attempt)) return LookAtNext();
-    relist_due_ = true;
-  } else if (!second_look_) {
-    context_.parts.ledger->FoundDamaged(step, attempt);
-  }
-  context_.Notify(
-      {.severity = Severity::kWarning,
-       .step = step,
-       .status = status,
-       .message = fmt::format("step {} was saved durably, but {}; no older checkpoint is removed for it: does the disk "
-                              "lose renames, or has somebody removed the step?",
-                              step, status.message())});
-  looking_ = false;
-  RemoveNext();
-}
-
-void Engine::RemoveNext() {
-  if (context_.scanning || removal_in_flight_) return;
-  if (removals_.empty()) {
-    if (looking_) return;
-    MutexLock lock(mutex_);
-    removing_ = false;
-    changed_.NotifyAll();
-    return;
-  }
-  const std::uint64_t step = removals_.front();
-  removal_in_flight_ = true;
-  RemovalOptions options{.attempt = context_.parts.ledger->AttemptOf(step),
-                         .check_writer = context_.parts.check_writer,
-                         .spares = Spares()};
-  const PathAt& root = context_.parts.root;
-  RemoveCheckpoint(*context_.queue, root, step, std::move(options), [this, step](const Removal& removal) {
-    removals_.pop_front();
-    removal_in_flight_ = false;
-    if (removal.gone) {
-      context_.parts.ledger->Removed(step);
-    } else {
-      context_.parts.ledger->SetPinned(step, removal.pinned);
-      context_.parts.ledger->CancelRetirement(step);
-    }
-    NotifyRemoval(step, removal);
-    RemoveNext();
-  });
-}
-
-void Engine::NotifyRemoval(std::uint64_t step, const Removal& removal) {
-  const Status& status = removal.status;
-  if (status.ok() || status.code() == StatusCode::kNotFound) {
-    return context_.Notify({.kind = EventKind::kCheckpointRemoved, .step = step});
-  }
-  if (removal.pinned) return;
-  // A property of the filesystem, so report it once.
-  if (status.code() == StatusCode::kUnsupported && std::exchange(unsupported_reported_, true)) return;
-  context_.Notify({.severity = Severity::kWarning,
-                   .status = status,
-                   .message = fmt::format("step {} {}: {}", step, removal.gone ? "is removed, but" : "is kept for now",
-                                          status.message())});
+  removing_ = busy;
+  if (!busy) changed_.NotifyAll();
 }
 
 void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {

@@ -13,9 +13,9 @@
 #include "engine/context.h"
 #include "engine/disk_watch.h"
 #include "engine/failures.h"
+#include "engine/retention.h"
 #include "engine/save_job.h"
 #include "engine/save_task.h"
-#include "store/remove.h"
 
 namespace cairn {
 
@@ -67,8 +67,7 @@ class Engine {
   void Run(const std::function<void(Status)>& started);
   void AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
   void Loop();
-  /// Nobody needs them then, and they are as large as a checkpoint.
-  void RemoveSparesAtEnd();
+  void RemoveSpares();
   [[nodiscard]] Deadline WakesAt(bool waits_for_device);
   void Advance();
   void WatchDisk() CAIRN_EXCLUDES(mutex_);
@@ -79,47 +78,23 @@ class Engine {
   [[nodiscard]] bool CopiesPaused() const;
   void CheckDevices();
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
-  /// Looks at the new steps by their names, and lets retention remove older ones only if they are there.
-  void Retire();
-  void LookAtNext();
-  void OnLooked(std::uint64_t step, const std::string& attempt, const Status& status);
-  /// Runs while training starts, because unlinking a file as large as a checkpoint may take long.
-  void SweepLeftovers();
-  /// Lists the root again after an unknown outcome.
-  void Relist();
-  void BeginScan();
-  void CheckKept();
-  void EndScan();
-  void RemoveNext();
-  void NotifyRemoval(std::uint64_t step, const Removal& removal);
-  [[nodiscard]] SparePolicy Spares() const;
-  [[nodiscard]] bool retains() const;
-  [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
+  void OnRetention(bool busy) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] std::uint64_t FilesInFlight() const;
 
   // For the engine's thread, except context_.parts, inbox and pauses. Jobs are oldest first.
   EngineContext context_;
   std::deque<std::shared_ptr<SaveJob>> jobs_;
-  std::deque<std::uint64_t> removals_;
+  Retention retention_;
   std::optional<DiskWatch> watch_;
   /// What the last Advance found; its sleep must end when the pauses do, also if that was a moment later.
   bool copies_paused_ = false;
-  bool relist_due_ = false;
-  bool removal_in_flight_ = false;
-  // Durable steps that have not been looked at by their names.
-  std::deque<std::uint64_t> unseen_;
-  bool looking_ = false;
-  // The first of them could not be read.
-  bool second_look_ = false;
-  // What the sweep has left until a save is durable.
-  std::optional<UnnamedAttempt> unnamed_;
   bool stopping_ = false;
-  bool unsupported_reported_ = false;
   std::thread thread_;
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::vector<std::shared_ptr<SaveTask>> tasks_ CAIRN_GUARDED_BY(mutex_);
-  // Also while sweeping.
+  // Retention is busy.
   bool removing_ CAIRN_GUARDED_BY(mutex_) = false;
   // Saves whose waiters have been told, but of which operations, or the removal of the attempt, are in flight.
   std::size_t behind_ CAIRN_GUARDED_BY(mutex_) = 0;
