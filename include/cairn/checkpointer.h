@@ -32,11 +32,11 @@ enum class IfExists : std::uint8_t {
 struct Replicated {
   /// Names of tensors of the state. Each is written by one rank. They are distributed in name order to as few ranks as
   /// balance allows: small states go to one rank, large ones to all in about equal bytes.
-  std::vector<std::string> tensors;
+  std::vector<std::string> tensors = {};
   /// The same, for those that rank 0 must write.
-  std::vector<std::string> rank0_tensors;
+  std::vector<std::string> rank0_tensors = {};
   /// Names and texts of everything else that must be identical.
-  std::vector<std::pair<std::string, std::string>> identical_values;
+  std::vector<std::pair<std::string, std::string>> identical_values = {};
   friend bool operator==(const Replicated&, const Replicated&) = default;
 };
 

@@ -71,7 +71,7 @@ struct StoreGroupOptions {
   int rank = 0;
   int size = 1;
   /// The same text on all ranks, and another one for each group that is open at the same time; the root, for instance.
-  std::string name;
+  std::string name = {};
   /// How long the ranks wait until all of them have made the group. Messages sent before are kept.
   std::chrono::nanoseconds open_timeout = std::chrono::minutes(10);
   /// How long the destructor waits until this rank's last messages are in the store. If the store hangs longer, the

@@ -68,7 +68,7 @@ struct Options {
   // Behaviour.
 
   /// Directory of the run's checkpoints. Created, with its parents, if missing. It has one writer at a time.
-  std::string root;
+  std::string root = {};
   /// Only read: no lock is taken, nothing is removed, and every call that writes is refused.
   bool read_only = false;
   /// How long Open waits while another process writes the root, before it fails and names that process. A restarted job

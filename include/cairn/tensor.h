@@ -54,16 +54,16 @@ struct DeviceId {
 /// A stream of the caller on one device. For kCuda `handle` is a CUstream or cudaStream_t, cast with
 /// reinterpret_cast<std::uintptr_t>; 0 is the legacy default stream.
 struct Stream {
-  DeviceId device;
+  DeviceId device = {};
   std::uintptr_t handle = 0;
 };
 
 /// The place of a tensor that is one rank's part of a larger, logical tensor. Not set for whole tensors. A restore
 /// fills the part from the saved parts of the logical tensor, however it was cut when it was saved.
 struct TensorPart {
-  std::string logical_name;                ///< Name of the logical tensor; its parts share it.
-  std::vector<std::int64_t> global_shape;  ///< Shape of the logical tensor, in elements.
-  std::vector<std::int64_t> offset;        ///< This part's first element in each dimension.
+  std::string logical_name = {};                ///< Name of the logical tensor; its parts share it.
+  std::vector<std::int64_t> global_shape = {};  ///< Shape of the logical tensor, in elements.
+  std::vector<std::int64_t> offset = {};        ///< This part's first element in each dimension.
   friend bool operator==(const TensorPart&, const TensorPart&) = default;
 };
 
@@ -71,7 +71,7 @@ struct TensorPart {
 struct TensorView {
   void* data = nullptr;  ///< The first element. Null only if the tensor has no elements.
   DType dtype = DType::kF32;
-  std::vector<std::int64_t> shape;         ///< In elements; empty for a scalar.
+  std::vector<std::int64_t> shape = {};    ///< In elements; empty for a scalar.
   std::vector<std::int64_t> strides = {};  ///< In elements, none negative; empty means contiguous, row-major.
   DeviceId device = {};
   /// Size of the memory at `data`; 0 means unknown. If it is known, a view that reaches beyond it is refused.
@@ -81,7 +81,7 @@ struct TensorView {
 
 /// JSON text, kept as given. It is parsed once, to refuse invalid JSON.
 struct Json {
-  std::string text;
+  std::string text = {};
   /// The caller guarantees that it is JSON in UTF-8, so it is not parsed. If it is not, the values cannot be read back.
   bool vouched = false;
   friend bool operator==(const Json& a, const Json& b) { return a.text == b.text; }

@@ -1,5 +1,5 @@
 # Installs the build tree, moves the installed tree, builds and runs examples/ against it, and compiles the
-# documentation's C++. With TORCH, the folder of torch's Python package, also builds and runs the example with libtorch.
+# documentation's C++. With PYTHON, which has torch, also builds and runs the example with libtorch.
 file(REMOVE_RECURSE ${SCRATCH})
 file(MAKE_DIRECTORY ${SCRATCH})
 function(run)
@@ -16,8 +16,9 @@ run(${CMAKE_COMMAND} -S ${SOURCE}/examples -B ${SCRATCH}/build -G ${GENERATOR} -
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
 run(${SCRATCH}/build/save_and_restore ${SCRATCH}/root)
 
-# Each block of C++ is the body of a function, whose own declarations hide these.
-set(begin "#include <cairn/cairn.h>
+# Each block of C++ is the body of a function, whose own declarations hide these. So are designated initialisers that
+# leave fields out: they must not warn.
+set(blocks "#include <cairn/cairn.h>
 using namespace cairn::literals;
 using namespace std::chrono_literals;
 template <typename T>
@@ -25,36 +26,57 @@ T Check(cairn::Result<T> result);
 void Check(const cairn::Status& status);
 void ForwardAndBackward(std::uintptr_t stream);
 void OptimizerStep(std::uintptr_t stream);
-extern const char* root;
+extern const std::string root, job;
+extern int rank, size;
 extern void* weight;
 extern cairn::DeviceId gpu;
 extern std::uintptr_t stream;
 extern std::uint64_t step, steps;
 extern cairn::Checkpointer* checkpointer;
 extern cairn::State state;
-void Run() {
+void Initialise(const cairn::Options&, const cairn::SteeringOptions&, const cairn::SaveOptions&, const cairn::Replicated&,
+                const cairn::RestoreOptions&, const cairn::StoreGroupOptions&, const cairn::TensorView&,
+                const cairn::TensorPart&, const cairn::Stream&, const cairn::Json&);
+void Run0() {
+  Initialise({.keep_last = 1}, {.slowdown = 0.1}, {.pin = true}, {.rank0_tensors = {}}, {.resume = false}, {.size = 2},
+             {.data = nullptr}, {.offset = {}}, {.handle = 1}, {.vouched = true});
+}
 ")
+set(number 0)
 foreach(page README.md docs/cpp.md docs/planning.md)
   file(READ ${SOURCE}/${page} text)
-  set(found FALSE)
+  set(line 1)
+  set(first ${number})
   string(FIND "${text}" "```cpp\n" at)
   while(NOT at EQUAL -1)
     math(EXPR at "${at} + 7")
+    string(SUBSTRING "${text}" 0 ${at} before)
     string(SUBSTRING "${text}" ${at} -1 text)
     string(FIND "${text}" "```" end)
     string(SUBSTRING "${text}" 0 ${end} block)
+    string(REGEX REPLACE "[^\n]" "" before "${before}")
+    string(LENGTH "${before}" passed)
+    math(EXPR line "${line} + ${passed}")
+    math(EXPR number "${number} + 1")
     if(block MATCHES "MakeTorchGroup")
-      file(WRITE ${SCRATCH}/example.inc "#line 1 \"${page}\"\n${block}")
+      file(WRITE ${SCRATCH}/with_torch/example.inc "#line ${line} \"${page}\"\n${block}")
     else()
-      file(WRITE ${SCRATCH}/block.cc "${begin}#line 1 \"${page}\"\n${block}}\n")
-      run(${COMPILER} -std=c++20 -Wall -Wextra -Werror -Wno-unused-variable -fsyntax-only -I${SCRATCH}/prefix/include
-        ${SCRATCH}/block.cc)
+      string(APPEND blocks "void Run${number}() {\n#line ${line} \"${page}\"\n${block}}\n")
     endif()
-    set(found TRUE)
     string(FIND "${text}" "```cpp\n" at)
   endwhile()
-  if(NOT found)
+  if(number EQUAL first)
     message(FATAL_ERROR "${page}: no block of C++")
+  endif()
+endforeach()
+file(WRITE ${SCRATCH}/blocks.cc "${blocks}")
+set(warnings -Wall -Wextra -Werror)
+foreach(name g++ clang++)
+  find_program(compiler_${name} ${name})
+  if(compiler_${name})
+    run(${compiler_${name}} -std=c++20 ${warnings} -fsyntax-only -I${SCRATCH}/prefix/include ${SCRATCH}/blocks.cc)
+  else()
+    message(STATUS "the documentation's C++ is not compiled with ${name}: there is none")
   endif()
 endforeach()
 
@@ -71,13 +93,27 @@ if(lines STREQUAL "" OR at EQUAL -1)
 endif()
 
 # Two ranks save; then two others, with other weights, restore what those saved.
-if(TORCH)
-  run(${CMAKE_COMMAND} -S ${SOURCE}/tests/consumer/torch -B ${SCRATCH}/with_torch -G ${GENERATOR}
-    -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DTORCH=${TORCH} -DTORCH_ABI=${TORCH_ABI}
-    -DBLOCK=${SCRATCH})
+if(PYTHON)
+  get_filename_component(folder ${PYTHON} DIRECTORY)
+  if(folder)
+    set(ENV{PATH} "${folder}:$ENV{PATH}")
+  endif()
+  file(READ ${SOURCE}/docs/cpp.md text)
+  string(REGEX MATCH "```cmake\n(cmake_minimum_required[^`]*)```" block "${text}")
+  file(WRITE ${SCRATCH}/with_torch/CMakeLists.txt "${CMAKE_MATCH_1}")
+  file(COPY ${SOURCE}/tests/consumer/torch/main.cc DESTINATION ${SCRATCH}/with_torch)
+  string(JOIN " " flags ${warnings} -Wpedantic)
+  run(${CMAKE_COMMAND} -S ${SCRATCH}/with_torch -B ${SCRATCH}/with_torch -G ${GENERATOR}
+    -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_FLAGS=${flags})
   run(${CMAKE_COMMAND} --build ${SCRATCH}/with_torch)
+  if(compiler_clang++)
+    execute_process(COMMAND ${PYTHON} -c "import torch; print(torch.__path__[0] + '/include')" OUTPUT_VARIABLE torch
+      OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    run(${compiler_clang++} -std=c++20 ${warnings} -fsyntax-only -I${SCRATCH}/prefix/include -isystem ${torch}
+      -isystem ${torch}/torch/csrc/api/include ${SCRATCH}/with_torch/main.cc)
+  endif()
   foreach(step 1 2)
-    set(program ${SCRATCH}/with_torch/with_torch ${SCRATCH}/torch_root ${SCRATCH}/store-${step})
+    set(program ${SCRATCH}/with_torch/trainer ${SCRATCH}/torch_root ${SCRATCH}/store-${step})
     execute_process(COMMAND ${program} 0 2 ${step} ${step} COMMAND ${program} 1 2 ${step} ${step}
       RESULTS_VARIABLE status ERROR_VARIABLE said)
     if(NOT status STREQUAL "0;0")

@@ -32,7 +32,7 @@ BLOCKS = {
     ("README.md", "python"): 1,
     ("README.md", "cpp"): 1,
     ("cpp.md", "sh"): 1,
-    ("cpp.md", "cmake"): 1,
+    ("cpp.md", "cmake"): 2,
     ("cpp.md", "cpp"): 2,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,

@@ -1,6 +1,6 @@
 // One rank of a job that trains with libtorch: restores, if there is a checkpoint, trains a step and saves.
 //
-//   with_torch ROOT STORE RANK WORLD STEP SEED
+//   trainer ROOT STORE RANK WORLD STEP SEED
 //
 // Prints a digest of what it restored and one of what it saved: "restored 1 6f3a...", "saved 2 90c1...".
 #include <ATen/ops/ones.h>
