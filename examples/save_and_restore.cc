@@ -1,4 +1,4 @@
-// Saves two tensors and a value, restores them into other memory, and compares.
+// Saves two tensors and a value in a loop, restores the last save into other memory, and compares.
 //
 //   scripts/build release && cmake --install build/release --prefix PREFIX
 //   cmake -S examples -B build/examples -DCMAKE_PREFIX_PATH=PREFIX && cmake --build build/examples
@@ -27,6 +27,10 @@ struct Weights {
   std::vector<float> kernel = std::vector<float>(100'000);
   std::vector<std::int64_t> steps = {0};
 
+  void Train(std::int64_t step) {
+    std::iota(kernel.begin(), kernel.end(), static_cast<float>(step));
+    steps[0] = step;
+  }
   cairn::State Describe() {
     cairn::State state;
     Require(state.Add("kernel", {.data = kernel.data(), .dtype = cairn::DType::kF32, .shape = {1000, 100}}));
@@ -45,14 +49,15 @@ int main(int argc, char** argv) {
   const auto checkpointer = std::move(opened).value();
 
   Weights trained;
-  std::iota(trained.kernel.begin(), trained.kernel.end(), 0.0F);
-  trained.steps[0] = 7;
   cairn::State state = trained.Describe();
-  Require(state.Set("epoch", std::int64_t{3}));
-  const auto save = checkpointer->Save(7, state);
-  Require(save.status());
-  Require(checkpointer->Fence());
-  Require(save->WaitDurable());
+  for (std::int64_t step = 1; step <= 7; ++step) {
+    Require(checkpointer->Fence());  // Before tensors are overwritten.
+    trained.Train(step);
+    Require(checkpointer->LastFailure());  // An earlier save has failed: do not train on.
+    Require(state.Set("epoch", step / 2));
+    Require(checkpointer->Save(static_cast<std::uint64_t>(step), state).status());
+  }
+  Require(checkpointer->Drain());  // Waits until every save is durable.
 
   Weights restored;
   const auto result = checkpointer->Restore(cairn::Latest(), restored.Describe());
