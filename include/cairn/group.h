@@ -88,6 +88,18 @@ struct StoreGroupOptions {
 [[nodiscard]] Result<std::shared_ptr<Group>> MakeStoreGroup(StoreGroupOptions options,
                                                             std::function<Result<KeyValueStore>()> connect);
 
+/// A group over files, for processes that have no store: it needs only a folder that all ranks see, local or on NFS.
+/// `folder` may be the root, and is made if it is missing; another one for each group that is open at the same time.
+/// The files are in `folder`/.group. Returns at once; see MakeStoreGroup.
+///
+/// Files that dead processes have left are never taken for this group's. Rank 0 removes them when it opens the group,
+/// for which it waits until the rank 0 of an earlier start has ended. If other ranks of an earlier start may still
+/// live, give each start a `name` of its own, such as SLURM_JOB_ID with SLURM_RESTART_COUNT: they then stay out.
+///
+/// The filesystem must support locks: otherwise the group breaks, with Unsupported. Others' files are looked for with
+/// pauses, which grow to 250 ms.
+[[nodiscard]] Result<std::shared_ptr<Group>> MakeFileGroup(const std::string& folder, StoreGroupOptions options);
+
 /// The names of all tensors of the state, for Replicated::tensors where all ranks hold the same.
 [[nodiscard]] std::vector<std::string> TensorNames(const State& state);
 

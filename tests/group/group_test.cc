@@ -10,7 +10,9 @@
 #include "group/group_futures.h"
 #include "group/memory_store.h"
 #include "group/solo_group.h"
+#include "store/file_group.h"
 #include "testing/local_group.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {
@@ -66,6 +68,34 @@ class LinkedRanks {
   std::vector<std::shared_ptr<Group>> ends_;
 };
 
+/// The same over files. To break them, their waits fail.
+class FileRanks {
+ public:
+  static constexpr int kMany = 50;
+  explicit FileRanks(int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      const StoreGroupOptions options = {.rank = rank, .size = size, .name = "/a/root"};
+      ends_.push_back(*MakeStoreGroup(options, [connect = ConnectFiles(dir_ / "group", options), broken = broken_] {
+        Result<KeyValueStore> store = connect();
+        store->wait = [wait = store->wait, broken](const std::string& key, std::chrono::milliseconds) -> Result<bool> {
+          if (broken.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return broken.get();
+          return wait(key, kSoon);
+        };
+        return store;
+      }));
+    }
+  }
+  Group& operator[](int rank) { return *ends_[static_cast<std::size_t>(rank)]; }
+  void Break(const Status& why) { break_.set_value(why); }
+  void Close(int rank) { ends_[static_cast<std::size_t>(rank)].reset(); }
+
+ private:
+  const TempDir dir_;
+  std::promise<Status> break_;
+  const std::shared_future<Status> broken_ = break_.get_future().share();
+  std::vector<std::shared_ptr<Group>> ends_;
+};
+
 // The contract of every Group.
 template <typename Ranks>
 class GroupContract : public testing::Test {
@@ -88,7 +118,7 @@ class GroupContract : public testing::Test {
   std::optional<Ranks> ranks_;
   int flushed_ = 0;
 };
-using Implementations = testing::Types<LocalRanks, StoreRanks, LinkedRanks>;
+using Implementations = testing::Types<LocalRanks, StoreRanks, LinkedRanks, FileRanks>;
 TYPED_TEST_SUITE(GroupContract, Implementations);
 
 TYPED_TEST(GroupContract, RanksCountFromZeroAndKnowTheGroupSize) {

@@ -33,7 +33,7 @@ BLOCKS = {
     ("README.md", "cpp"): 1,
     ("cpp.md", "sh"): 1,
     ("cpp.md", "cmake"): 2,
-    ("cpp.md", "cpp"): 3,
+    ("cpp.md", "cpp"): 4,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,
     ("operations.md", "sh"): 1,
