@@ -1,26 +1,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "store/list.h"
-#include "store/remove.h"
-#include "store/root.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/reading.h"
+#include "tools/removal.h"
 
 namespace cairn::tools {
 namespace {
 
 struct Collected {
-  // Step -> bytes.
-  std::map<std::uint64_t, std::uint64_t> chosen;
-  std::map<std::uint64_t, std::uint64_t> removed;
+  std::vector<CheckpointInfo> chosen;
+  std::vector<CheckpointInfo> removed;
   // The first removal that failed; the others are tried anyway.
   Status failure;
 };
@@ -40,45 +38,39 @@ void CheckKeptShards(std::vector<StoredCheckpoint>& list, std::uint64_t keep_las
   }
 }
 
-Result<Collected> Choose(const CollectOptions& options) {
+Result<std::vector<CheckpointInfo>> Choose(const CollectOptions& options) {
+  CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
   CheckKeptShards(list, options.keep_last);
   std::vector<const CheckpointInfo*> infos;
   for (const StoredCheckpoint& checkpoint : list) infos.push_back(&checkpoint.info);
   const std::vector<std::uint64_t> steps = ChooseRetired(infos, options.keep_last, options.keep_every);
-  Collected collected;
-  for (const StoredCheckpoint& checkpoint : list) {
-    const CheckpointInfo& info = checkpoint.info;
-    if (std::find(steps.begin(), steps.end(), info.step) != steps.end())
-      collected.chosen.emplace(info.step, info.bytes);
+  std::vector<CheckpointInfo> chosen;
+  for (StoredCheckpoint& checkpoint : list) {
+    if (std::find(steps.begin(), steps.end(), checkpoint.info.step) != steps.end())
+      chosen.push_back(std::move(checkpoint.info));
   }
-  return collected;
-}
-
-std::vector<std::uint64_t> Steps(const std::map<std::uint64_t, std::uint64_t>& of) {
-  std::vector<std::uint64_t> steps;
-  steps.reserve(of.size());
-  for (const auto& [step, bytes] : of) steps.push_back(step);
-  return steps;
+  return chosen;
 }
 
 Result<Collected> ChooseAndRemove(const CollectOptions& options) {
-  // Root::Open would make a root of any path.
-  CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
-  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> root, Root::Open(*queue, {.path = options.root}));
-  const PathAt& at = root->at();
-  std::optional<std::vector<std::string>> left;
-  Sweep(*queue, at, {}, [&left](Swept swept) { left = std::move(swept.left); });
-  while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
-  for (const std::string& why : *left) fmt::print(stderr, "{}\n", why);
-  CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));
-  for (const auto& [step, bytes] : collected.chosen) {
-    const Status removed =
-        RemoveCheckpointBlocking(*queue, at, step, {.check_writer = [&root] { return root->CheckWriter(); }}).status;
+  // Without the lock: a job may start while somebody thinks.
+  std::optional<std::vector<CheckpointInfo>> shown;
+  if (Asks(options.yes)) {
+    CAIRN_ASSIGN_OR_RETURN(shown, Choose(options));
+    if (!shown->empty()) CAIRN_RETURN_IF_ERROR(Confirm(*shown, ""));
+  }
+  CAIRN_ASSIGN_OR_RETURN(WritableRoot root, WritableRoot::Open(options.root));
+  Collected collected;
+  CAIRN_ASSIGN_OR_RETURN(collected.chosen, Choose(options));
+  std::erase_if(collected.chosen, [&shown](const CheckpointInfo& info) {
+    return shown && std::none_of(shown->begin(), shown->end(),
+                                 [&info](const CheckpointInfo& one) { return one.attempt == info.attempt; });
+  });
+  for (const CheckpointInfo& info : collected.chosen) {
+    const Status removed = root.Remove(info);
     if (removed.ok()) {
-      collected.removed.emplace(step, bytes);
+      collected.removed.push_back(info);
     } else if (collected.failure.ok()) {
       collected.failure = removed;
     }
@@ -86,24 +78,28 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   return collected;
 }
 
+Result<Collected> DryRun(const CollectOptions& options) {
+  Collected collected;
+  CAIRN_ASSIGN_OR_RETURN(collected.chosen, Choose(options));
+  return collected;
+}
+
 }  // namespace
 
 int Collect(const CollectOptions& options) {
-  const Result<Collected> collected = options.dry_run ? Choose(options) : ChooseAndRemove(options);
+  const Result<Collected> collected = options.dry_run ? DryRun(options) : ChooseAndRemove(options);
   if (!collected.ok()) return ReportError(collected.status());
   const auto& counted = options.dry_run ? collected->chosen : collected->removed;
-  std::uint64_t bytes = 0;
-  for (const auto& [step, of_step] : counted) bytes += of_step;
   if (options.json) {
     PrintJson({{"dry_run", options.dry_run},
                {"chosen", Steps(collected->chosen)},
                {"removed", Steps(collected->removed)},
-               {"bytes", bytes}});
+               {"bytes", TotalBytes(counted)}});
   } else {
-    for (const auto& [step, of_step] : counted) {
-      fmt::print("{} step {}\n", options.dry_run ? "would remove" : "removed", step);
+    for (const CheckpointInfo& info : counted) {
+      fmt::print("{} step {}, {}\n", options.dry_run ? "would remove" : "removed", info.step, HumanBytes(info.bytes));
     }
-    fmt::print("{}, {}\n", Count(counted.size(), "checkpoint"), HumanBytes(bytes));
+    fmt::print("{}, {}\n", Count(counted.size(), "checkpoint"), HumanBytes(TotalBytes(counted)));
   }
   return collected->failure.ok() ? kGood : ReportError(collected->failure);
 }

@@ -43,9 +43,23 @@ struct CollectOptions {
   std::uint64_t keep_last = 0;
   std::uint64_t keep_every = 0;
   bool dry_run = false;
+  /// Do not ask.
+  bool yes = false;
   bool json = false;
 };
 int Collect(const CollectOptions& options);
+
+struct StepsOptions {
+  std::string root;
+  /// Steps and ranges: "35", "10-40".
+  std::vector<std::string> steps;
+  /// Do not ask.
+  bool yes = false;
+  bool json = false;
+};
+int Remove(const StepsOptions& options);
+/// Pins, or ends the pins.
+int Pin(const StepsOptions& options, bool pinned);
 
 /// As given on the command line; empty if not given.
 struct TuneOptions {

@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/human.h"
 #include "base/status_macros.h"
+#include "restore/open.h"
+#include "store/pins.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/reading.h"
@@ -14,43 +19,119 @@
 namespace cairn::tools {
 namespace {
 
-Result<std::vector<StoredCheckpoint>> Checkpoints(const std::string& root) {
-  CAIRN_RETURN_IF_ERROR(CheckRoot(root));
-  return ListCheckpoints(root);
+using nlohmann::json;
+
+struct Listed {
+  StoredCheckpoint checkpoint;
+  /// An object of numbers.
+  json metrics;
+};
+
+/// The numbers of the value "metrics". The Python package keeps them under "tree", and writes a float that JSON lacks
+/// as ["float","nan"].
+json Metrics(const Values& values) {
+  json metrics = json::object();
+  const auto found = values.find("metrics");
+  const Json* const text = found == values.end() ? nullptr : std::get_if<Json>(&found->second);
+  if (text == nullptr) return metrics;
+  json node = json::parse(text->text, nullptr, /*allow_exceptions=*/false);
+  if (node.is_object() && node.contains("tree")) node = json(std::move(node["tree"]));
+  if (!node.is_object()) return metrics;
+  for (const auto& [name, value] : node.items()) {
+    if (value.is_number()) metrics[name] = value;
+    if (value.is_array() && value.size() == 2 && value[0] == "float" && value[1].is_string()) metrics[name] = value[1];
+  }
+  return metrics;
 }
 
-void PrintList(const std::string& root, const std::vector<StoredCheckpoint>& list) {
+/// Reads the metrics of a checkpoint, which rank 0's shard has. Takes no lock, so that a listing does not keep a job
+/// from removing what it retires. NotFound if the checkpoint was removed meanwhile.
+Result<json> ReadMetrics(IoQueue& queue, const StoredCheckpoint& checkpoint) {
+  const ManifestShard& shard = checkpoint.manifest.shards.front();
+  std::vector<ShardFile> files(1);
+  files[0].name = checkpoint.info.path + "/" + shard.file;
+  files[0].length = shard.length;
+  CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::array<std::uint32_t, 1>{0}, files));
+  return Metrics(files[0].header.values);
+}
+
+Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root) {
+  CAIRN_RETURN_IF_ERROR(CheckRoot(root));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
+  std::vector<Listed> list;
+  for (StoredCheckpoint& one : stored) {
+    json metrics = json::object();
+    if (one.info.status.ok()) {
+      Result<json> read = ReadMetrics(queue, one);
+      if (read.status().code() == StatusCode::kNotFound) continue;
+      if (read.ok()) metrics = *std::move(read);
+      if (!read.ok()) one.info.status = read.status();
+    }
+    list.push_back({std::move(one), std::move(metrics)});
+  }
+  return list;
+}
+
+std::string MetricsText(const json& metrics) {
+  constexpr std::size_t kLongMetrics = 60;
+  std::string text;
+  for (const auto& [name, value] : metrics.items()) {
+    std::string one = fmt::format("{}{}=", text.empty() ? "" : " ", Printable(name));
+    one += value.is_number() ? fmt::format("{:.4g}", value.get<double>()) : value.get<std::string>();
+    if (text.size() + one.size() > kLongMetrics) return text + " ...";
+    text += one;
+  }
+  return text;
+}
+
+std::string Note(const CheckpointInfo& info) {
+  if (!info.status.ok()) return Coloured(Printable(info.status.ToString()), Colour::kRed);
+  if (!info.pinned) return "";
+  return FindPin(info.path) == PinOwner::kBest ? "pinned by keep_best" : "pinned";
+}
+
+/// Without the columns that are empty below the header.
+void PrintFilled(std::vector<std::vector<std::string>> rows) {
+  for (std::size_t column = rows.front().size(); column-- > 0;) {
+    const bool filled =
+        std::any_of(rows.begin() + 1, rows.end(), [=](const auto& row) { return !row[column].empty(); });
+    if (filled) continue;
+    for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(column));
+  }
+  PrintTable(rows);
+}
+
+void PrintList(const std::string& root, const std::vector<Listed>& list) {
   if (list.empty()) {
     fmt::print("there is no checkpoint under {}\n", Printable(root));
     return;
   }
-  std::vector<std::vector<std::string>> rows{{"STEP", "GENERATION", "WORLD", "SIZE", "PINNED", "PATH"}};
-  for (const StoredCheckpoint& checkpoint : list) {
+  std::vector<std::vector<std::string>> rows{{"STEP", "TIME", "SIZE", "RANKS", "METRICS", "NOTE"}};
+  for (const auto& [checkpoint, metrics] : list) {
     const CheckpointInfo& info = checkpoint.info;
-    if (info.status.ok()) {
-      rows.push_back({std::to_string(info.step), std::to_string(info.generation), std::to_string(info.world),
-                      HumanBytes(info.bytes), info.pinned ? "yes" : "no", Printable(info.path)});
-    } else {
-      rows.push_back(
-          {std::to_string(info.step), "-", "-", "-", "-", Coloured(Printable(info.status.ToString()), Colour::kRed)});
-    }
+    const bool known = info.world > 0;  // Its manifest is good.
+    rows.push_back({std::to_string(info.step), CommitTime(info), known ? HumanBytes(info.bytes) : "-",
+                    known ? std::to_string(info.world) : "-", MetricsText(metrics), Note(info)});
   }
-  PrintTable(rows);
+  PrintFilled(std::move(rows));
 }
 
 }  // namespace
 
 int List(const std::vector<std::string>& roots, bool json) {
+  const Result<std::unique_ptr<IoQueue>> queue = MakeQueue();
+  if (!queue.ok()) return ReportError(queue.status());
   int exit_code = kGood;
   nlohmann::json objects = nlohmann::json::array();
   for (const std::string& root : roots) {
-    const Result<std::vector<StoredCheckpoint>> list = Checkpoints(root);
+    const Result<std::vector<Listed>> list = Checkpoints(**queue, root);
     if (!list.ok()) {
       exit_code = std::max(exit_code, ReportError(list.status()));
       continue;
     }
-    for (const StoredCheckpoint& checkpoint : *list) {
+    for (const auto& [checkpoint, metrics] : *list) {
       objects.push_back(ToJson(checkpoint.info));
+      objects.back()["metrics"] = metrics;
       if (!checkpoint.info.status.ok()) exit_code = std::max(exit_code, kDamagedOrDifferent);
     }
     if (json) continue;

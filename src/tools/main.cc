@@ -32,6 +32,8 @@ struct Arguments {
   DiffOptions comparing;
   ExportOptions exporting;
   CollectOptions collecting;
+  StepsOptions removing;
+  StepsOptions pinning;
   TuneOptions tuning;
   ProfileOptions profiling;
   DoctorOptions doctoring;
@@ -275,19 +277,57 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 }
 
+std::string CheckPositive(const std::string& text) {
+  return ParseStep(text).value_or(0) > 0 ? "" : fmt::format("expected a whole number from 1 on, found {}", text);
+}
+
+void AddYes(CLI::App& command, bool& yes) {
+  command.add_flag("--yes", yes, "Do not ask. Without it, it asks if standard input is a terminal");
+}
+
 void AddCollect(CLI::App& app, Arguments& arguments, Commands& commands) {
   CLI::App* const collect = AddCommand(app, "gc", "Remove old checkpoints, except pinned ones", arguments);
   collect->add_option("root", arguments.path, "A directory of checkpoints")->required();
   collect->add_option("--keep-last", arguments.collecting.keep_last, "How many of the newest to keep")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Validator(CheckPositive, ""));
   collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
   collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only print what would be removed; take no lock");
+  AddYes(*collect, arguments.collecting.yes);
   commands[collect] = [&arguments] {
     arguments.collecting.root = arguments.path;
     arguments.collecting.json = arguments.json;
     return Collect(arguments.collecting);
   };
+}
+
+/// Commands that are told steps of a root.
+CLI::App* AddSteps(CLI::App& app, const std::string& name, const std::string& help, Arguments& arguments,
+                   StepsOptions& options) {
+  CLI::App* const command = AddCommand(app, name, help, arguments);
+  command->add_option("root", options.root, "A directory of checkpoints")->required();
+  command->add_option("steps", options.steps, "Steps, or ranges of them: 35 10-40")->required();
+  return command;
+}
+
+void AddRemoveAndPin(CLI::App& app, Arguments& arguments, Commands& commands) {
+  CLI::App* const remove = AddSteps(app, "rm", "Remove checkpoints, the newest too if it is named; refuses pinned ones",
+                                    arguments, arguments.removing);
+  AddYes(*remove, arguments.removing.yes);
+  commands[remove] = [&arguments] {
+    arguments.removing.json = arguments.json;
+    return Remove(arguments.removing);
+  };
+  for (const bool pinned : {true, false}) {
+    CLI::App* const pin =
+        AddSteps(app, pinned ? "pin" : "unpin",
+                 pinned ? "Keep checkpoints from gc, rm and a job's retention" : "End the pins of checkpoints",
+                 arguments, arguments.pinning);
+    commands[pin] = [&arguments, pinned] {
+      arguments.pinning.json = arguments.json;
+      return Pin(arguments.pinning, pinned);
+    };
+  }
 }
 
 /// Without "--", options of the command would be taken for those of `cairn profile`.
@@ -307,6 +347,7 @@ int Run(int argc, char** argv) {
   Commands commands;
   AddReaders(app, arguments, commands);
   AddCollect(app, arguments, commands);
+  AddRemoveAndPin(app, arguments, commands);
   AddTune(app, arguments, commands);
   AddProfile(app, arguments, commands);
   AddDoctor(app, arguments, commands);
@@ -318,8 +359,10 @@ int Run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0 || !LacksDashes(argc, argv)) return app.exit(error) == 0 ? kGood : kFailed;
-    return ReportError(no_dashes);
+    if (error.get_exit_code() == 0) return app.exit(error);
+    if (LacksDashes(argc, argv)) return ReportError(no_dashes);
+    app.exit(error);
+    return kFailed;
   }
   if (LacksDashes(argc, argv)) return ReportError(no_dashes);
   return commands.at(app.get_subcommands().front())();

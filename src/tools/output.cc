@@ -1,18 +1,23 @@
 #include "tools/output.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <ctime>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/human.h"
 #include "base/json_text.h"
 #include "base/utf8.h"
+#include "format/manifest.h"
 
 namespace cairn::tools {
 namespace {
@@ -24,6 +29,12 @@ struct PrintValue {
   std::string operator()(const Json& value) const { return IsJson(value.text) ? value.text : JsonLine(value.text); }
   std::string operator()(const auto& value) const { return JsonLine(value); }
 };
+
+std::optional<std::time_t> SecondsOfCommit(const CheckpointInfo& info) {
+  struct stat facts {};
+  if (::lstat((info.path + "/" + std::string(kManifestName)).c_str(), &facts) != 0) return std::nullopt;
+  return facts.st_mtime;
+}
 
 }  // namespace
 
@@ -47,6 +58,11 @@ std::string DescribeType(const TensorInfo& tensor) {
                         Printable(tensor.part->logical_name), fmt::join(tensor.part->global_shape, ", "));
   }
   return text;
+}
+
+std::string CommitTime(const CheckpointInfo& info) {
+  const std::optional<std::time_t> time = SecondsOfCommit(info);
+  return time ? fmt::format("{:%F %T}", fmt::localtime(*time)) : "-";
 }
 
 std::string Coloured(std::string text, Colour colour) {
@@ -87,7 +103,8 @@ void PrintJson(const json& value) {
 std::string JsonLine(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 json ToJson(const CheckpointInfo& info) {
-  json out{{"step", info.step}, {"path", info.path}, {"ok", info.status.ok()}};
+  json out{{"step", info.step}, {"path", info.path}, {"ok", info.status.ok()}, {"time", nullptr}};
+  if (const auto time = SecondsOfCommit(info)) out["time"] = fmt::format("{:%FT%TZ}", fmt::gmtime(*time));
   if (!info.status.ok()) {
     out["error"] = info.status.ToString();
     return out;

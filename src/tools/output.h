@@ -28,6 +28,9 @@ int ReportError(const Status& status);
 /// "F32 [3, 4]", and the position of a part.
 [[nodiscard]] std::string DescribeType(const TensorInfo& tensor);
 
+/// When the checkpoint was committed, which is its manifest's time: "2026-11-29 00:41:07", local; "-" if unknown.
+[[nodiscard]] std::string CommitTime(const CheckpointInfo& info);
+
 enum class Colour : std::uint8_t { kRed, kGreen, kYellow };
 /// In this colour if stdout is a terminal that has colours, and NO_COLOR is not set; else unchanged.
 [[nodiscard]] std::string Coloured(std::string text, Colour colour);
@@ -39,6 +42,7 @@ void PrintTable(const std::vector<std::vector<std::string>>& rows);
 void PrintJson(const nlohmann::json& json);
 /// On one line.
 [[nodiscard]] std::string JsonLine(const nlohmann::json& json);
+/// With its time of CommitTime, in UTC.
 [[nodiscard]] nlohmann::json ToJson(const CheckpointInfo& info);
 [[nodiscard]] nlohmann::json ToJson(const TensorInfo& tensor);
 /// As JSON. JSON text is printed unchanged, whatever its depth, long numbers or duplicate keys.

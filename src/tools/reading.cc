@@ -60,6 +60,11 @@ Result<std::unique_ptr<Reading>> Reading::Make() {
   return reading;
 }
 
+Result<std::unique_ptr<IoQueue>> MakeQueue() {
+  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
+  return choice.factory();
+}
+
 Result<PathKind> KindOf(const std::string& path) {
   struct stat facts {};
   if (::stat(path.c_str(), &facts) != 0) return ErrnoStatus(errno, path);

@@ -24,6 +24,9 @@ class Reading {
   RestoreParts parts_;
 };
 
+/// A queue for one operation at a time.
+[[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeQueue();
+
 /// What a path on the command line refers to.
 enum class PathKind : std::uint8_t { kRoot, kCheckpoint, kTensorFile };
 /// NotFound if it does not exist.

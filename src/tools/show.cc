@@ -168,9 +168,9 @@ void ShowFile(const std::string& path, const TensorSource& source, bool json) {
 }
 
 std::string Describe(const CheckpointInfo& info) {
-  std::string text =
-      fmt::format("step {}  generation {}  world {}  {}{}\nattempt {}\n", info.step, info.generation, info.world,
-                  HumanBytes(info.bytes), info.pinned ? "  pinned" : "", Printable(info.attempt));
+  std::string text = fmt::format("step {}  {}  generation {}  world {}  {}{}\nattempt {}\n", info.step,
+                                 CommitTime(info), info.generation, info.world, HumanBytes(info.bytes),
+                                 info.pinned ? "  pinned" : "", Printable(info.attempt));
   if (info.parent) text += fmt::format("restored from step {}\n", *info.parent);
   return text;
 }

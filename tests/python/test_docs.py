@@ -305,7 +305,7 @@ def commands() -> list[str]:
 
 def test_the_documented_commands_are_all_of_them() -> None:
     assert {command.split()[1] for command in commands()} == {
-        "diff", "doctor", "export", "gc", "ls", "plan", "profile", "show", "tune", "verify"
+        "diff", "doctor", "export", "gc", "ls", "pin", "plan", "profile", "rm", "show", "tune", "unpin", "verify"
     }  # fmt: skip
 
 

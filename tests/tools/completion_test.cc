@@ -63,8 +63,8 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
-  EXPECT_THAT(Complete({""}), IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "profile", "doctor",
-                                            "place", "plan", "slack", "--version"}));
+  EXPECT_THAT(Complete({""}), IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "rm", "pin", "unpin",
+                                            "tune", "profile", "doctor", "place", "plan", "slack", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
@@ -83,10 +83,11 @@ TEST_P(CompletionTest, OffersWhatAProfileNeeds) {
 }
 
 TEST_P(CompletionTest, OffersTheStepsOfARoot) {
-  for (const std::string command : {"show", "verify", "export", "diff"}) {
+  for (const std::string command : {"show", "verify", "export", "diff", "rm", "pin", "unpin"}) {
     EXPECT_THAT(Complete({command, "run", ""}), IsSupersetOf({"35", "40"})) << command;
   }
   EXPECT_THAT(Complete({"show", "run", "--step", ""}), IsSupersetOf({"35", "40"}));
+  EXPECT_THAT(Complete({"rm", "run", "35", ""}), AllOf(Contains("40"), Not(Contains("file"))));
   EXPECT_THAT(Complete({"show", "run", ""}), Not(Contains("file")));
   EXPECT_THAT(Complete({"diff", "run", ""}), Contains("file"));
   EXPECT_THAT(Complete({"diff", "run", "35", ""}), AllOf(Contains("40"), Not(Contains("file"))));
@@ -94,6 +95,7 @@ TEST_P(CompletionTest, OffersTheStepsOfARoot) {
 }
 
 TEST_P(CompletionTest, OffersFoldersWhereARootIsExpected) {
+  EXPECT_THAT(Complete({"rm", ""}), AllOf(Contains("run"), Not(Contains("file"))));
   EXPECT_THAT(Complete({"ls", ""}), AllOf(Contains("run"), Not(Contains("file"))));
   EXPECT_THAT(Complete({"show", ""}), IsSupersetOf({"run", "file"}));
   EXPECT_THAT(Complete({"place", ""}), IsSupersetOf({"run", "file"}));

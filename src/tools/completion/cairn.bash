@@ -29,7 +29,7 @@ _cairn() {
     return
   fi
   case $subcommand in
-    show | verify | export | diff)
+    show | verify | export | diff | rm | pin | unpin)
       if [ "$COMP_CWORD" -gt 2 ]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current")
         [ "$subcommand/$COMP_CWORD" = diff/3 ] || return  # The only one that may be another path.
@@ -38,7 +38,7 @@ _cairn() {
   esac
   compopt -o filenames 2>/dev/null
   case $subcommand in
-    ls | gc | tune | doctor) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    ls | gc | rm | pin | unpin | tune | doctor) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     *) mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- "$current") ;;
   esac
 }

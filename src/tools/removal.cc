@@ -1,0 +1,73 @@
+#include "tools/removal.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/human.h"
+#include "base/status_macros.h"
+#include "store/remove.h"
+#include "tools/output.h"
+#include "tools/reading.h"
+
+namespace cairn::tools {
+
+bool Asks(bool yes) { return !yes && ::isatty(STDIN_FILENO) == 1; }
+
+Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& consequence) {
+  for (const CheckpointInfo& info : doomed) {
+    fmt::print(stderr, "  step {}, {}, {}\n", info.step, CommitTime(info),
+               info.status.ok() ? HumanBytes(info.bytes) : "damaged");
+  }
+  if (!consequence.empty()) fmt::print(stderr, "{}\n", consequence);
+  fmt::print(stderr, "Remove {}, {}? [y/N] ", Count(doomed.size(), "checkpoint"), HumanBytes(TotalBytes(doomed)));
+  std::array<char, 16> answer{};
+  if (std::fgets(answer.data(), answer.size(), stdin) != nullptr) {
+    const std::string_view said(answer.data());
+    if (said == "y\n" || said == "Y\n" || said == "yes\n") return Status::Ok();
+  }
+  return {StatusCode::kCancelled, "nothing was removed"};
+}
+
+std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos) {
+  std::vector<std::uint64_t> steps;
+  steps.reserve(infos.size());
+  for (const CheckpointInfo& info : infos) steps.push_back(info.step);
+  return steps;
+}
+
+std::uint64_t TotalBytes(const std::vector<CheckpointInfo>& infos) {
+  return std::accumulate(infos.begin(), infos.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const CheckpointInfo& info) { return sum + info.bytes; });
+}
+
+Result<WritableRoot> WritableRoot::Open(const std::string& path) {
+  // Root::Open would make a root of any path.
+  CAIRN_RETURN_IF_ERROR(CheckRoot(path));
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, MakeQueue());
+  Result<std::unique_ptr<Root>> root = Root::Open(*queue, {.path = path});
+  if (root.status().detail() == StatusDetail::kOpenElsewhere) {
+    return Error(StatusCode::kFailedPrecondition, "{}: end it first, or call remove(step) of its checkpointer",
+                 root.status().message());
+  }
+  if (!root.ok()) return root.status();
+  std::optional<std::vector<std::string>> left;
+  Sweep(*queue, (*root)->at(), {}, [&left](Swept swept) { left = std::move(swept.left); });
+  while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
+  for (const std::string& why : *left) fmt::print(stderr, "{}\n", Printable(why));
+  return WritableRoot(std::move(queue), *std::move(root));
+}
+
+Status WritableRoot::Remove(const CheckpointInfo& info) {
+  return RemoveCheckpointBlocking(*queue_, root_->at(), info.step,
+                                  {.attempt = info.attempt, .check_writer = [this] { return root_->CheckWriter(); }})
+      .status;
+}
+
+}  // namespace cairn::tools

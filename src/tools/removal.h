@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/checkpointer.h"
+#include "io/io_queue.h"
+#include "store/root.h"
+
+namespace cairn::tools {
+
+/// Whether a command that removes asks first: a person can answer, and has not said --yes.
+[[nodiscard]] bool Asks(bool yes);
+/// Shows on the terminal what would be removed, with sizes, and `consequence`, a sentence or nothing. Cancelled unless
+/// the answer is yes.
+[[nodiscard]] Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& consequence);
+[[nodiscard]] std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos);
+[[nodiscard]] std::uint64_t TotalBytes(const std::vector<CheckpointInfo>& infos);
+
+/// A root opened as its writer, to remove checkpoints from it.
+class WritableRoot {
+ public:
+  /// Removes what killed writers left there, and says on stderr what remains of that. Errors as for Root::Open, and
+  /// InvalidArgument if the path is no root.
+  [[nodiscard]] static Result<WritableRoot> Open(const std::string& path);
+  /// FailedPrecondition if it is pinned, being read, or no longer what was listed.
+  [[nodiscard]] Status Remove(const CheckpointInfo& info);
+
+ private:
+  WritableRoot(std::unique_ptr<IoQueue> queue, std::unique_ptr<Root> root)
+      : queue_(std::move(queue)), root_(std::move(root)) {}
+
+  std::unique_ptr<IoQueue> queue_;
+  std::unique_ptr<Root> root_;
+};
+
+}  // namespace cairn::tools

@@ -1,0 +1,151 @@
+// What ls tells of each step, and the commands that change steps: rm, pin, unpin, and gc where it asks.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include "io/io_queue.h"
+#include "store/root.h"
+#include "tools/tools_fixture.h"
+
+namespace cairn {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class StepsTest : public ToolsTest {
+ protected:
+  /// With an answer at a terminal.
+  [[nodiscard]] Ran RunAtTerminal(const std::string& answer, const std::string& arguments) const {
+    return RunShell("(printf '" + answer + "\\n' | script -qec \"'" CAIRN_CLI "' " + arguments + "\" /dev/null)");
+  }
+  void PinByHand(std::uint64_t step, const std::string& text) const {
+    WriteWholeFile(StepFolder(step) + "/pinned", text);
+  }
+};
+
+TEST_F(StepsTest, LsShowsTimeSizeMetricsAndPins) {
+  const std::string metrics = R"({"version":1,"tree":{"loss":0.123456,"gap":["float","nan"],"odd":{}}})";
+  WriteCheckpoint(root_, {.step = 3000, .shards = {{.tensors = {bias_}, .values = {{"metrics", Json{metrics}}}}}});
+  PinByHand(1000, "");
+  PinByHand(2000, "best\n");
+  using std::chrono::sys_days;
+  const auto committed = sys_days(std::chrono::year(2026) / 11 / 29) + std::chrono::hours(12);
+  std::filesystem::last_write_time(StepFolder(3000) + "/manifest.json",
+                                   std::chrono::file_clock::from_sys(std::chrono::sys_seconds(committed)));
+
+  const Ran text = RunShell("TZ=UTC-2 '" CAIRN_CLI "' ls '" + root_ + "'");
+  const json last = Run({"ls", root_, "--json"}).parsed()[2];
+
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out,
+              AllOf(::testing::StartsWith("STEP  TIME"), HasSubstr("  pinned\n"), HasSubstr("  pinned by keep_best\n"),
+                    HasSubstr("3000  2026-11-29 14:00:00  "), HasSubstr("  1      gap=nan loss=0.1235\n")));
+  EXPECT_EQ(last["time"], "2026-11-29T12:00:00Z");
+  EXPECT_EQ(last["metrics"], (json{{"gap", "nan"}, {"loss", 0.123456}}));
+}
+
+TEST_F(StepsTest, LsLeavesOutColumnsThatSayNothing) {
+  EXPECT_THAT(Run({"ls", root_}).out, AllOf(HasSubstr("RANKS\n"), Not(HasSubstr("METRICS")), Not(HasSubstr("NOTE"))));
+}
+
+TEST_F(StepsTest, LsNamesTheDamageOfTheShardWithTheMetrics) {
+  std::filesystem::remove(StepFolder(1000) + "/shard-00000.safetensors");
+
+  const Ran text = Run({"ls", root_});
+
+  EXPECT_EQ(text.code, 1);
+  EXPECT_THAT(text.out, HasSubstr("Corrupt: " + StepFolder(1000) + "/shard-00000.safetensors"));
+  EXPECT_EQ(Run({"ls", root_, "--json"}).parsed()[0]["ok"], false);
+}
+
+TEST_F(StepsTest, RmRemovesStepsAndRanges) {
+  for (const std::uint64_t step : {3000, 4000, 5000}) Write(step);
+
+  const Ran range = Run({"rm", root_, "1000-2500", "4000"});
+  const std::vector<std::uint64_t> left = StepsLeft();
+  const Ran newest = Run({"rm", root_, "5000"});
+  const Ran all = Run({"rm", root_, "3000", "--json"});
+
+  EXPECT_EQ(range.code, 0) << range.err;
+  EXPECT_THAT(range.out,
+              AllOf(HasSubstr("removed step 1000, "), HasSubstr("removed step 4000, "), Not(HasSubstr("newest"))));
+  EXPECT_THAT(left, ElementsAre(3000, 5000));
+  EXPECT_THAT(newest.out, HasSubstr("Step 3000 is then the newest: a job resumes from it."));
+  EXPECT_EQ(all.parsed()["removed"], (json{3000}));
+  EXPECT_THAT(StepsLeft(), IsEmpty());
+}
+
+TEST_F(StepsTest, RmRemovesADamagedStep) {
+  WriteWholeFile(StepFolder(2000) + "/manifest.json", "{}");
+
+  EXPECT_THAT(Run({"rm", root_, "2000"}).out, HasSubstr("removed step 2000, damaged"));
+  EXPECT_FALSE(std::filesystem::exists(StepFolder(2000)));
+}
+
+TEST_F(StepsTest, RmRemovesNothingIfAStepIsPinnedOrUnknown) {
+  PinByHand(2000, "");
+
+  const Ran pinned = Run({"rm", root_, "1000", "2000"});
+  const Ran unknown = Run({"rm", root_, "1000", "7"});
+
+  EXPECT_EQ(pinned.code, 2);
+  EXPECT_THAT(pinned.err, HasSubstr("pinned: 2000; nothing was removed. First run: cairn unpin " + root_ + " 2000"));
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("there is no step 7 under " + root_ + "; there are 1000, 2000"));
+  EXPECT_THAT(Run({"rm", root_, "30-10"}).err, HasSubstr("expected a step such as 35 or a range such as 10-40"));
+  EXPECT_THAT(StepsLeft(), ElementsAre(1000, 2000));
+  EXPECT_EQ(Run({"unpin", root_, "2000"}).code, 0);
+  EXPECT_EQ(Run({"rm", root_, "2000"}).code, 0);
+}
+
+TEST_F(StepsTest, PinsWhileAJobHasTheRootOpenButRemovesNothing) {
+  const auto choice = ChooseIoQueue(IoQueueKind::kThreads, 1);
+  const auto queue = choice->factory();
+  const auto writer = Root::Open(**queue, {.path = root_});
+  ASSERT_TRUE(writer.ok()) << writer.status();
+
+  const Ran pinned = Run({"pin", root_, "1000-2000", "--json"});
+  const Ran unpinned = Run({"unpin", root_, "2000"});
+  const Ran removed = Run({"rm", root_, "2000"});
+
+  EXPECT_EQ(pinned.parsed()["pinned"], (json{1000, 2000})) << pinned.err;
+  EXPECT_EQ(unpinned.out, "unpinned step 2000\n") << unpinned.err;
+  EXPECT_EQ(removed.code, 2);
+  EXPECT_THAT(removed.err, AllOf(HasSubstr("already open for writing in"), HasSubstr("call remove(step)")));
+  EXPECT_EQ(Run({"ls", root_, "--json"}).parsed()[0]["pinned"], true);
+  EXPECT_THAT(StepsLeft(), ElementsAre(1000, 2000));
+}
+
+TEST_F(StepsTest, AsksAtATerminal) {
+  Write(3000);
+  const std::string gc = "gc '" + root_ + "' --keep-last 2";
+
+  const Ran refused = RunAtTerminal("", gc);
+  const Ran also = RunAtTerminal("n", "rm '" + root_ + "' 3000");
+  const std::vector<std::uint64_t> kept = StepsLeft();
+  const Ran agreed = RunAtTerminal("y", gc);
+  const Ran silent = RunAtTerminal("", "rm --yes '" + root_ + "' 3000");
+
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.out, AllOf(HasSubstr("  step 1000, 20"), HasSubstr("MiB"), HasSubstr("Remove 1 checkpoint, "),
+                                 HasSubstr("nothing was removed")));
+  EXPECT_EQ(also.code, 2);
+  EXPECT_THAT(also.out, HasSubstr("Step 2000 is then the newest"));
+  EXPECT_THAT(kept, ElementsAre(1000, 2000, 3000));
+  EXPECT_EQ(agreed.code, 0) << agreed.out;
+  EXPECT_EQ(silent.code, 0) << silent.out;
+  EXPECT_THAT(silent.out, Not(HasSubstr("[y/N]")));
+  EXPECT_THAT(StepsLeft(), ElementsAre(2000));
+}
+
+}  // namespace
+}  // namespace cairn
