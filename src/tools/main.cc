@@ -19,6 +19,7 @@
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/quantities.h"
+#include "tools/unknown_words.h"
 
 namespace cairn::tools {
 namespace {
@@ -361,6 +362,7 @@ int Run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
     if (LacksDashes(argc, argv)) return ReportError(no_dashes);
+    if (const Status unknown = CheckWords(app, argc, argv); !unknown.ok()) return ReportError(unknown);
     app.exit(error);
     return kFailed;
   }

@@ -147,5 +147,14 @@ TEST_F(StepsTest, AsksAtATerminal) {
   EXPECT_THAT(StepsLeft(), ElementsAre(2000));
 }
 
+TEST_F(StepsTest, ATypingErrorNamesTheCommandOrOptionThatIsNearest) {
+  EXPECT_THAT(Run({"sl", root_}).err, HasSubstr("unknown command \"sl\"; did you mean ls?"));
+  EXPECT_THAT(Run({"verfy", root_, "--step=1"}).err, HasSubstr("unknown command \"verfy\"; did you mean verify?"));
+  EXPECT_THAT(Run({"frobnicate"}).err, HasSubstr("unknown command \"frobnicate\"; there are ls, show, verify"));
+  EXPECT_THAT(Run({"gc", "--keeplast=3"}).err, HasSubstr("unknown option \"--keeplast\"; did you mean --keep-last?"));
+  EXPECT_THAT(Run({"--verson"}).err, HasSubstr("unknown option \"--verson\"; did you mean --version?"));
+  EXPECT_EQ(Run({"sl"}).code, 2);
+}
+
 }  // namespace
 }  // namespace cairn

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <CLI/App.hpp>
+
+#include "cairn/status.h"
+
+namespace cairn::tools {
+
+/// After a parse that failed: InvalidArgument if the words have an unknown command or option. It names the known one
+/// that is most like it, or where all are listed.
+[[nodiscard]] Status CheckWords(const CLI::App& app, int argc, char** argv);
+
+}  // namespace cairn::tools
