@@ -15,13 +15,15 @@ _LONGEST = 1e9  # Seconds.
 
 
 def whole(name: str, value: Any, below: int = _STEPS) -> int:
-    """A whole number of 0 or more; numpy's and torch's integers too. Else InvalidArgument."""
+    """A whole number from 0 to a power of two; numpy's and torch's integers too. Else InvalidArgument."""
     try:
         number = operator.index(value)
     except (TypeError, RuntimeError):
         number = -1
     if isinstance(value, bool) or not 0 <= number < below:
-        raise InvalidArgument(f"{name}: expected a whole number of 0 or more, below {below}, found {value!r}")
+        raise InvalidArgument(
+            f"{name}: expected a whole number of 0 or more, below 2**{below.bit_length() - 1}, found {value!r}"
+        )
     return number
 
 

@@ -5,7 +5,7 @@
 
 namespace cairn {
 
-/// "1.61 s", "12 ms", "3.5 us", "24 h".
+/// "1.61 s", "12 ms", "3.5 us", "24 h", "10 d".
 [[nodiscard]] std::string HumanSeconds(double seconds);
 
 /// "1.5 GiB".

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -52,6 +53,21 @@ constexpr std::uint64_t kMostGpuBytes = 1U << 30;
 
 /// What each subcommand runs.
 using Commands = std::map<const CLI::App*, std::function<int()>>;
+
+/// From 1 to `most`, or on.
+CLI::Validator WholeNumber(std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
+  constexpr std::uint64_t kMillion = 1'000'000;
+  std::string range = "1 on";
+  if (most < std::numeric_limits<std::uint64_t>::max()) {
+    range = most % kMillion == 0 ? fmt::format("1 to {} million", most / kMillion) : fmt::format("1 to {}", most);
+  }
+  return {[most, range](const std::string& text) {
+            const std::uint64_t number = ParseStep(text).value_or(0);
+            return number > 0 && number <= most ? ""
+                                                : fmt::format("expected a whole number from {}, found {}", range, text);
+          },
+          ""};
+}
 
 CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& help, Arguments& arguments) {
   CLI::App* command = app.add_subcommand(name, help);
@@ -156,7 +172,7 @@ void AddPeers(CLI::App& doctor, Arguments& arguments) {
       ->capture_default_str();
   doctor
       .add_option("--port", peering.port, "With --peers: rank 0's (default: MASTER_PORT; under torchrun the next one)")
-      ->check(CLI::Range(1, 65535));
+      ->check(WholeNumber(65535));
 }
 
 void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
@@ -189,7 +205,7 @@ void AddPlace(CLI::App& app, Arguments& arguments, Commands& commands) {
   place->add_option("--activation-bytes", placing.activation_bytes, "What a replica sends from a stage to the next");
   place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")->capture_default_str();
   place->add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
-      ->check(CLI::Range(1, 100'000'000));
+      ->check(WholeNumber(100'000'000));
   commands[place] = [&arguments] {
     arguments.placing.json = arguments.json;
     return Place(arguments.placing);
@@ -204,7 +220,7 @@ void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
   plan->add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
   plan->add_option("--to", planning.to, "The same of those that restore")->required();
   plan->add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(WholeNumber(1 << 16))
       ->capture_default_str();
   commands[plan] = [&arguments] {
     arguments.planning.json = arguments.json;
@@ -278,10 +294,6 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 }
 
-std::string CheckPositive(const std::string& text) {
-  return ParseStep(text).value_or(0) > 0 ? "" : fmt::format("expected a whole number from 1 on, found {}", text);
-}
-
 void AddYes(CLI::App& command, bool& yes) {
   command.add_flag("--yes", yes, "Do not ask. Without it, it asks if standard input is a terminal");
 }
@@ -291,7 +303,7 @@ void AddCollect(CLI::App& app, Arguments& arguments, Commands& commands) {
   collect->add_option("root", arguments.path, "A directory of checkpoints")->required();
   collect->add_option("--keep-last", arguments.collecting.keep_last, "How many of the newest to keep")
       ->required()
-      ->check(CLI::Validator(CheckPositive, ""));
+      ->check(WholeNumber());
   collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
   collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only print what would be removed; take no lock");
   AddYes(*collect, arguments.collecting.yes);

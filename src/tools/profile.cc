@@ -30,14 +30,6 @@ struct ProfileRequest {
   std::vector<std::string> data;
 };
 
-Result<std::chrono::nanoseconds> ParseTime(const std::string& flag, const std::string& text, double most) {
-  CAIRN_ASSIGN_OR_RETURN(const double seconds, ParseSeconds(flag, text));
-  if (seconds >= 0 && seconds <= most) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-  }
-  return Error(StatusCode::kInvalidArgument, "{}: expected 0 to {} s, found {}", flag, most, seconds);
-}
-
 Status CheckCores(const std::string& flag, double found, double most) {
   if (found >= kLeastCores && found <= most) return Status::Ok();
   return Error(StatusCode::kInvalidArgument, "{}: expected {} to {} cores, found {}", flag, kLeastCores, most, found);
@@ -67,10 +59,10 @@ Result<ProfileRequest> Parse(const ProfileOptions& options) {
   if (options.means == "counter") command.counting.meaning = PatternMeaning::kCounter;
   if (options.means == "rate") command.counting.meaning = PatternMeaning::kRate;
   CAIRN_RETURN_IF_ERROR(IterationCounter::Make(command.counting).status());
-  constexpr double kLongest = 86400;
-  CAIRN_ASSIGN_OR_RETURN(const auto least, ParseTime("--least-time", options.least_time, kLongest));
+  constexpr const char* kLongest = "1d";
+  CAIRN_ASSIGN_OR_RETURN(const auto least, ParseTime("--least-time", options.least_time, "0", kLongest));
   command.counting.least_seconds = std::chrono::duration<double>(least).count();
-  CAIRN_ASSIGN_OR_RETURN(command.timeout, ParseTime("--timeout", options.timeout, kLongest));
+  CAIRN_ASSIGN_OR_RETURN(command.timeout, ParseTime("--timeout", options.timeout, "0", kLongest));
   const double all = CountCores();
   request.full.cores = options.cores.value_or(all);
   CAIRN_RETURN_IF_ERROR(CheckCores("--cores", request.full.cores, all));

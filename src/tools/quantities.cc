@@ -48,20 +48,28 @@ Result<double> Parse(const std::string& flag, const std::string& text, const std
 Result<std::uint64_t> ParseSize(const std::string& flag, const std::string& text) {
   constexpr const char* kExpected = "a size such as 4294967296, 4GiB or 4GB";
   CAIRN_ASSIGN_OR_RETURN(const double bytes, Parse(flag, text, kSizes, kExpected));
-  if (bytes >= 0 && bytes < 0x1p63) return static_cast<std::uint64_t>(bytes);
-  return Error(StatusCode::kInvalidArgument, "{}: expected {}, found \"{}\"", flag, kExpected, text);
+  if (bytes >= 0 && bytes <= 0x1p60) return static_cast<std::uint64_t>(bytes);
+  return Error(StatusCode::kInvalidArgument, "{}: expected {}, from 0 to 1048576TiB, found \"{}\"", flag, kExpected,
+               text);
 }
 
 Result<double> ParseSeconds(const std::string& flag, const std::string& text) {
   return Parse(flag, text, kTimes, "a time such as 0.25, 250ms, 90s, 5m, 2h or 7d");
 }
 
-Result<std::chrono::nanoseconds> ParseProbeTime(const std::string& text) {
-  CAIRN_ASSIGN_OR_RETURN(const double seconds, ParseSeconds("--probe-time", text));
-  if (seconds >= 0.1 && seconds <= 300) {
+Result<std::chrono::nanoseconds> ParseTime(const std::string& flag, const std::string& text, const std::string& least,
+                                           const std::string& most) {
+  CAIRN_ASSIGN_OR_RETURN(const double seconds, ParseSeconds(flag, text));
+  CAIRN_ASSIGN_OR_RETURN(const double from, ParseSeconds(flag, least));
+  CAIRN_ASSIGN_OR_RETURN(const double to, ParseSeconds(flag, most));
+  if (seconds >= from && seconds <= to) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   }
-  return Error(StatusCode::kInvalidArgument, "--probe-time: expected 0.1 to 300 s, found {}", seconds);
+  return Error(StatusCode::kInvalidArgument, "{}: expected {} to {}, found {}", flag, least, most, text);
+}
+
+Result<std::chrono::nanoseconds> ParseProbeTime(const std::string& text) {
+  return ParseTime("--probe-time", text, "100ms", "5m");
 }
 
 std::optional<std::uint64_t> ParseStep(std::string_view text) {

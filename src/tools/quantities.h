@@ -16,6 +16,9 @@ namespace cairn::tools {
 [[nodiscard]] Result<std::uint64_t> ParseSize(const std::string& flag, const std::string& text);
 /// Seconds: "0.25", "250ms", "20us", "90s", "5m", "2h", "7d".
 [[nodiscard]] Result<double> ParseSeconds(const std::string& flag, const std::string& text);
+/// The same, from `least` to `most`, which are written like `text`.
+[[nodiscard]] Result<std::chrono::nanoseconds> ParseTime(const std::string& flag, const std::string& text,
+                                                         const std::string& least, const std::string& most);
 /// How long probes may take: 100 ms to 5 minutes.
 [[nodiscard]] Result<std::chrono::nanoseconds> ParseProbeTime(const std::string& text);
 /// "35": digits only. None for any other text.

@@ -19,6 +19,7 @@ constexpr double kOutlierFactor = 4;
 // that is overwritten.
 constexpr std::uint64_t kOneInFlightOnDisk = 2;
 constexpr std::uint64_t kTwoInFlightOnDisk = 4;
+constexpr double kDay = 86400;
 constexpr double kMaxIterations = 9007199254740992;  // 2^53: doubles count exactly up to here.
 
 std::uint64_t Iterations(double wanted) {
@@ -51,6 +52,8 @@ std::uint64_t BestForFailures(const TuneGoal& goal, const SaveCost& cost) {
 
 /// "12 GB", "3.1 MB".
 std::string DecimalBytes(double bytes) {
+  if (bytes >= 1e15) return fmt::format("{:.4g} PB", bytes / 1e15);
+  if (bytes >= 1e12) return fmt::format("{:.3g} TB", bytes / 1e12);
   if (bytes >= 1e9) return fmt::format("{:.3g} GB", bytes / 1e9);
   if (bytes >= 1e6) return fmt::format("{:.3g} MB", bytes / 1e6);
   return fmt::format("{:.0f} B", bytes);
@@ -119,8 +122,8 @@ Result<IoShape> ChooseShape(const TuneInput& input, const Rates& rates) {
     if (bytes(shape) <= input.memory_bytes) fastest = std::max(fastest, shape.write_rate);
   }
   if (fastest <= 0) {
-    return Error(StatusCode::kInvalidArgument, "--memory: expected at least {} bytes for the pool, found {}", least,
-                 input.memory_bytes);
+    return Error(StatusCode::kInvalidArgument, "--memory: expected at least {} for the pool, found {}",
+                 HumanBytes(least), HumanBytes(input.memory_bytes));
   }
   IoShape best;
   std::uint64_t fewest = std::numeric_limits<std::uint64_t>::max();
@@ -132,33 +135,40 @@ Result<IoShape> ChooseShape(const TuneInput& input, const Rates& rates) {
   return best;
 }
 
-Status CheckNumber(const char* flag, double found, double least, double most, const char* unit) {
+/// `text` writes a number as a person does.
+Status CheckRange(const char* flag, double found, double least, double most, const auto& text) {
   if (found >= least && found <= most) return Status::Ok();  // False for NaN.
-  return Error(StatusCode::kInvalidArgument, "{}: expected {} to {}{}, found {}", flag, least, most, unit, found);
+  return Error(StatusCode::kInvalidArgument, "{}: expected {} to {}, found {}", flag, text(least), text(most),
+               text(found));
 }
 
 Status Check(const TuneInput& input, const Rates& rates) {
   const TuneGoal& goal = input.goal;
-  CAIRN_RETURN_IF_ERROR(CheckNumber("--state-bytes", static_cast<double>(input.state_bytes), 1, 1e18, " bytes"));
-  CAIRN_RETURN_IF_ERROR(CheckNumber("--iteration-time", goal.iteration_seconds, 1e-6, 1e6, " s"));
-  CAIRN_RETURN_IF_ERROR(CheckNumber("--slowdown", goal.slowdown, 1e-9, 1, " (a share: 0.01 is one per cent)"));
-  CAIRN_RETURN_IF_ERROR(CheckNumber("--mtbf", goal.mtbf_seconds, 1e-3, 1e12, " s"));
+  CAIRN_RETURN_IF_ERROR(CheckRange("--state-bytes", static_cast<double>(input.state_bytes), 1, 1e18, DecimalBytes));
+  CAIRN_RETURN_IF_ERROR(CheckRange("--iteration-time", goal.iteration_seconds, 1e-6, 10 * kDay, HumanSeconds));
+  if (!(goal.slowdown >= 1e-9 && goal.slowdown <= 1)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--slowdown: expected above 0% and at most 100% (1% is 0.01), found {:g}%", 100 * goal.slowdown);
+  }
+  CAIRN_RETURN_IF_ERROR(CheckRange("--mtbf", goal.mtbf_seconds, 1e-3, 20000 * kDay, HumanSeconds));
   if (goal.mtbf_seconds <= goal.iteration_seconds) {
-    return Error(StatusCode::kInvalidArgument, "--mtbf: expected more than an iteration's {} s, found {} s",
-                 goal.iteration_seconds, goal.mtbf_seconds);
+    return Error(StatusCode::kInvalidArgument, "--mtbf: expected more than an iteration's {}, found {}",
+                 HumanSeconds(goal.iteration_seconds), HumanSeconds(goal.mtbf_seconds));
   }
-  CAIRN_RETURN_IF_ERROR(CheckNumber("--restart-time", goal.restart_seconds, 0, 1e9, " s"));
+  CAIRN_RETURN_IF_ERROR(CheckRange("--restart-time", goal.restart_seconds, 0, 20000 * kDay, HumanSeconds));
   if (!(input.update_seconds >= 0 && input.update_seconds < goal.iteration_seconds)) {
-    return Error(StatusCode::kInvalidArgument, "--update-time: expected 0 to less than an iteration's {} s, found {} s",
-                 goal.iteration_seconds, input.update_seconds);
+    return Error(StatusCode::kInvalidArgument, "--update-time: expected 0 to less than an iteration's {}, found {}",
+                 HumanSeconds(goal.iteration_seconds), HumanSeconds(input.update_seconds));
   }
-  CAIRN_RETURN_IF_ERROR(CheckNumber("--training-cores", input.training_cores, 0, 1e6, " cores"));
+  CAIRN_RETURN_IF_ERROR(CheckRange("--training-cores", input.training_cores, 0, 1e5,
+                                   [](double cores) { return fmt::format("{:g}", cores); }));
   if (input.state_bytes > input.free_bytes / kOneInFlightOnDisk) {
-    return Error(
-        StatusCode::kNoSpace,
-        "--state-bytes: expected at most {}, found {}: {} bytes are free, and a checkpoint stays until the next one is "
-        "durable",
-        input.free_bytes / kOneInFlightOnDisk, input.state_bytes, input.free_bytes);
+    return Error(StatusCode::kNoSpace,
+                 "--state-bytes: expected at most {}, found {}: {} is free, and a checkpoint stays until the next one "
+                 "is durable",
+                 DecimalBytes(static_cast<double>(input.free_bytes / kOneInFlightOnDisk)),
+                 DecimalBytes(static_cast<double>(input.state_bytes)),
+                 DecimalBytes(static_cast<double>(input.free_bytes)));
   }
   bool measured = rates.copy > 0 && rates.checksum >= 0 && rates.slow_share > 0 && rates.slow_share <= 1 &&
                   rates.begin_seconds >= 0 && rates.commit_seconds >= 0 && rates.cpu_seconds_per_byte >= 0 &&

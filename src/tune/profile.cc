@@ -180,7 +180,8 @@ Status CheckNumber(const std::string& field, double found, double most) {
 
 Status CheckMemory(const std::string& field, std::uint64_t found) {
   if (found <= kMostMemory) return Status::Ok();
-  return Error(StatusCode::kInvalidArgument, "{}: expected at most {} bytes, found {}", field, kMostMemory, found);
+  return Error(StatusCode::kInvalidArgument, "{}: expected at most {}, found {}", field, HumanBytes(kMostMemory),
+               HumanBytes(found));
 }
 
 }  // namespace

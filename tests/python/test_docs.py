@@ -338,7 +338,9 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
     arguments += ["--probe-time=100ms"] if arguments[0] in ("doctor", "tune") else []
     arguments[1:1] = ["--least-time=0", "--cores=1", "--cores-only"] if arguments[0] == "profile" else []
 
-    ran = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [COMMAND, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
 
     assert ran.returncode == (1 if arguments[0] == "diff" else 0), ran.stderr  # 1: they differ.
     assert ran.stdout or arguments[0] in ("export", "verify")

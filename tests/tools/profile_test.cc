@@ -350,7 +350,7 @@ TEST_F(TuneByProfileTest, NamesTheFieldOfABrokenProfile) {
           "samples[2].throughput: expected a number of at least 0");
   refused([](json& p) { p["samples"][0]["cores"] = 4; }, "samples[0]: expected the whole budget");
   refused([](json& p) { p["full"]["memory_bytes"] = p["samples"][0]["memory_bytes"] = ~std::uint64_t{0}; },
-          "full.memory_bytes: expected at most 1152921504606846976 bytes, found 18446744073709551615");
+          "full.memory_bytes: expected at most 1.0 EiB, found 16.0 EiB");
   refused([](json& p) { p["full"]["peak_bytes"] = ~std::uint64_t{0}; }, "full.peak_bytes: expected at most");
   refused([](json& p) { p["full"]["cores"] = p["samples"][0]["cores"] = 1e-300; },
           "full.cores: expected a number above 0, from 1e-09 to 1e+06, found 1e-300");

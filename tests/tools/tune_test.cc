@@ -86,24 +86,24 @@ TEST_F(TuneCommandTest, LimitsBelowTheMeasuredRatesApply) {
 }
 
 TEST_F(TuneCommandTest, RejectsAbsurdInputBeforeMeasuring) {
-  ExpectRefused({{"--state-bytes", "0"}}, "--state-bytes: expected 1 to");
+  ExpectRefused({{"--state-bytes", "0"}}, "--state-bytes: expected 1 B to 1000 PB, found 0 B");
   ExpectRefused({{"--state-bytes", "much"}}, "--state-bytes: expected a size such as 4294967296, 4GiB or 4GB");
   ExpectRefused({{"--state-bytes", "-4GB"}}, "found \"-4GB\"");
   ExpectRefused({{"--state-bytes", "1e30"}}, "--state-bytes: expected a size");
   ExpectRefused({{"--state-bytes", "1000000TB"}}, "--state-bytes: expected at most");
-  ExpectRefused({{"--iteration-time", "0"}}, "--iteration-time: expected 1e-06 to 1000000 s, found 0");
+  ExpectRefused({{"--iteration-time", "0"}}, "--iteration-time: expected 1 us to 10 d, found 0 s");
   ExpectRefused({{"--iteration-time", "nan"}}, "--iteration-time: expected");
   ExpectRefused({{"--iteration-time", "5 parsecs"}}, "--iteration-time: expected a time such as");
   ExpectRefused({{"--slowdown", "1.5"}}, "--slowdown: expected");
-  ExpectRefused({{"--slowdown", "200%"}}, "found 2");
+  ExpectRefused({{"--slowdown", "200%"}}, "expected above 0% and at most 100% (1% is 0.01), found 200%");
   ExpectRefused({{"--slowdown", "-1%"}}, "--slowdown: expected");
   ExpectRefused({{"--mtbf", "inf"}}, "--mtbf: expected");
-  ExpectRefused({{"--mtbf", "50ms"}}, "--mtbf: expected more than an iteration's 0.1 s, found 0.05 s");
-  ExpectRefused({{"--restart-time", "-1s"}}, "--restart-time: expected 0 to");
-  ExpectRefused({{"--update-time", "1s"}}, "--update-time: expected 0 to less than an iteration's 0.1 s");
+  ExpectRefused({{"--mtbf", "50ms"}}, "--mtbf: expected more than an iteration's 100 ms, found 50 ms");
+  ExpectRefused({{"--restart-time", "-1s"}}, "--restart-time: expected 0 s to 20000 d, found -1 s");
+  ExpectRefused({{"--update-time", "1s"}}, "--update-time: expected 0 to less than an iteration's 100 ms");
   ExpectRefused({{"--memory", "1KiB"}}, "--memory: expected at least");
   ExpectRefused({{"--copy-rate", "0"}}, "--copy-rate: expected at least 1 byte per second");
-  ExpectRefused({{"--probe-time", "1h"}}, "--probe-time: expected 0.1 to 300 s, found 3600");
+  ExpectRefused({{"--probe-time", "1h"}}, "--probe-time: expected 100ms to 5m, found 1h");
   ExpectRefused({{"--device", "abacus"}}, "--device");
   EXPECT_TRUE(std::filesystem::is_empty(root_.path()));
 }

@@ -66,14 +66,6 @@ std::string FindHost() {
   return name.data();
 }
 
-Result<nanoseconds> ParseTime(const std::string& flag, const std::string& text, double least, double most) {
-  CAIRN_ASSIGN_OR_RETURN(const double seconds, ParseSeconds(flag, text));
-  if (seconds >= least && seconds <= most) {
-    return std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds));
-  }
-  return Error(StatusCode::kInvalidArgument, "{}: expected {:g} to {:g} seconds, found {}", flag, least, most, text);
-}
-
 Result<std::string> FindDomain(const std::string& given, const std::string& host) {
   const char* const found = Find(kDomainVariable);
   const std::string domain = !given.empty() ? given : found != nullptr && *found != '\0' ? found : host;
@@ -99,8 +91,8 @@ Result<Set> ReadSet(const PeersOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(rank.port, FindPort(options.port));
   rank.host = FindHost();
   CAIRN_ASSIGN_OR_RETURN(rank.domain, FindDomain(options.domain, rank.host));
-  CAIRN_ASSIGN_OR_RETURN(rank.timeout, ParseTime("--timeout", options.timeout, 0.1, 86400));
-  CAIRN_ASSIGN_OR_RETURN(set.pace.rate_time, ParseTime("--pair-time", options.pair_time, 0.01, 60));
+  CAIRN_ASSIGN_OR_RETURN(rank.timeout, ParseTime("--timeout", options.timeout, "100ms", "1d"));
+  CAIRN_ASSIGN_OR_RETURN(set.pace.rate_time, ParseTime("--pair-time", options.pair_time, "10ms", "1m"));
   rank.patience = set.pace.patience = std::min(rank.timeout, kMostPatience);
   return set;
 }
