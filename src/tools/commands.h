@@ -30,8 +30,8 @@ struct ExportOptions {
   std::string out;
   /// Exact names or patterns; empty: all.
   std::vector<std::string> names;
-  /// Also write tied names, each as a copy.
-  bool copy_tied = false;
+  /// Only tensors below this prefix, named without it. Empty: all, as they are named.
+  std::string strip_prefix;
   /// Replace an existing file.
   bool force = false;
   bool json = false;

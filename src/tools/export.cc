@@ -1,13 +1,15 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
-#include <tuple>
+#include <string_view>
 #include <utility>
 
 #include "base/human.h"
@@ -25,21 +27,44 @@
 namespace cairn::tools {
 namespace {
 
-struct Selection {
-  // In the order of a safetensors file.
-  std::vector<const StoredTensor*> tensors;
-  // Tied names whose bytes are written under another name.
-  std::vector<std::string> left_out;
-};
+/// The name in the file; none if it is not below the prefix. "model" is short for "model/" and "model.".
+std::optional<std::string> NameInFile(const ExportOptions& options, std::string_view name) {
+  std::string_view prefix = options.strip_prefix;
+  if (prefix.empty()) return std::string(name);
+  const auto separates = [](char letter) { return letter == '/' || letter == '.'; };
+  if (!name.starts_with(prefix)) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  if (!separates(prefix.back())) {
+    if (name.empty() || !separates(name.front())) return std::nullopt;
+    name.remove_prefix(1);
+  }
+  return name.empty() ? std::nullopt : std::optional(std::string(name));
+}
+
+/// Where the names of tensors begin: "model/, optimizer/".
+std::string Beginnings(const std::set<std::string>& firsts) {
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> named(firsts.begin(), firsts.end());
+  if (named.size() > kNamed) {
+    named.resize(kNamed);
+    named.emplace_back("...");
+  }
+  return fmt::format("{}", fmt::join(named, ", "));
+}
 
 // Finds the wanted tensors, sorted by name and then by file, a few files at a time.
 Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource& source,
                                             const ExportOptions& options) {
   std::vector<TensorPlace> wanted;
   std::vector<bool> used(options.names.size());
+  std::set<std::string> beginnings;
+  bool below = false;
   for (std::uint32_t first = 0; first < source.files(); first += kHeaderReads) {
     CAIRN_RETURN_IF_ERROR(source.SelectRange(reading.parts(), first, first + kHeaderReads));
     for (const StoredTensor& tensor : source.tensors()) {
+      beginnings.insert(tensor.info.name.substr(0, tensor.info.name.find_first_of("/.") + 1));
+      if (!NameInFile(options, tensor.info.name)) continue;
+      below = true;
       bool selected = options.names.empty();
       for (std::size_t i = 0; i < options.names.size(); ++i) {
         if (!MatchesPattern(options.names[i], tensor.info.name)) continue;
@@ -52,6 +77,10 @@ Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource
       }
       wanted.push_back({tensor.info.name, tensor.shard});
     }
+  }
+  if (!below && !options.strip_prefix.empty()) {
+    return Error(StatusCode::kNotFound, "--strip-prefix: no tensor of {} is below \"{}\"; names begin with {}",
+                 options.path, options.strip_prefix, Beginnings(beginnings));
   }
   for (std::size_t i = 0; i < used.size(); ++i) {
     if (!used[i]) return Error(StatusCode::kNotFound, "\"{}\" matches no tensor of {}", options.names[i], options.path);
@@ -96,37 +125,25 @@ Status KeepOneOfEach(const Reading& reading, TensorSource& source, std::vector<c
   return Status::Ok();
 }
 
-Result<Selection> Select(const Reading& reading, TensorSource& source, const ExportOptions& options) {
+/// In the order of a safetensors file. Tied names too: who loads the file wants each of them.
+Result<std::vector<const StoredTensor*>> Select(const Reading& reading, TensorSource& source,
+                                                const ExportOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<TensorPlace> places, FindWanted(reading, source, options));
   CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
   CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, wanted));
-  Selection selection;
-  // Holders before tied names, so that the holder's name is kept if it is wanted.
-  std::stable_sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {
-    return a->info.alias_of.empty() && !b->info.alias_of.empty();
-  });
-  std::set<std::tuple<std::uint32_t, std::string_view>> held;
-  for (const StoredTensor* tensor : wanted) {
-    const std::string& holder = tensor->info.alias_of.empty() ? tensor->info.name : tensor->info.alias_of;
-    if (held.emplace(tensor->shard, holder).second || options.copy_tied) {
-      selection.tensors.push_back(tensor);
-    } else {
-      selection.left_out.push_back(tensor->info.name);
-    }
-  }
-  std::sort(selection.tensors.begin(), selection.tensors.end(), [](const StoredTensor* a, const StoredTensor* b) {
+  std::sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {
     return a->info.dtype != b->info.dtype ? a->info.dtype > b->info.dtype : a->info.name < b->info.name;
   });
-  return selection;
+  return wanted;
 }
 
 // The length prefix and the JSON text, padded like the safetensors library does.
-Result<std::string> PlainHeader(const std::vector<const StoredTensor*>& tensors) {
+Result<std::string> PlainHeader(const std::vector<const StoredTensor*>& tensors, const ExportOptions& options) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   std::uint64_t at = 0;
   for (const StoredTensor* tensor : tensors) {
     const TensorInfo& info = tensor->info;
-    header[info.name] = {
+    header[NameInFile(options, info.name).value_or("")] = {
         {"dtype", DTypeName(info.dtype)}, {"shape", info.shape}, {"data_offsets", {at, at + info.bytes}}};
     at += info.bytes;
   }
@@ -159,9 +176,9 @@ Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const
 }
 
 Status WriteTensors(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
-                    IoQueue& queue, int fd, const std::string& path) {
+                    const ExportOptions& options, IoQueue& queue, int fd, const std::string& path) {
   const std::function<bool()> interrupted = CatchInterruptions();
-  CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(tensors));
+  CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(tensors, options));
   CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, 0, std::as_bytes(std::span(header)), path));
   std::vector<std::uint64_t> sizes;
   std::uint64_t total = 0;
@@ -215,7 +232,7 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
       RunBlocking(*queue, {.op = IoOp::kOpen, .path = temporary, .flags = O_WRONLY | O_CREAT | O_EXCL, .mode = 0666}));
   const auto write = [&]() -> Status {
     const UniqueFd file(static_cast<int>(fd));
-    CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, *queue, file.get(), temporary));
+    CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, options, *queue, file.get(), temporary));
     CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get(), .name = temporary}).status());
     return Rename(*queue, temporary, options);
   };
@@ -240,23 +257,17 @@ int Export(const ExportOptions& options) {
   if (!reading.ok()) return ReportError(reading.status());
   Result<TensorSource> source = OpenSource(**reading, options.path, options.step);
   if (!source.ok()) return ReportError(source.status());
-  const Result<Selection> selection = Select(**reading, *source, options);
-  if (!selection.ok()) return ReportError(selection.status());
-  const Status written = WriteFile(**reading, *source, selection->tensors, options);
+  const Result<std::vector<const StoredTensor*>> tensors = Select(**reading, *source, options);
+  if (!tensors.ok()) return ReportError(tensors.status());
+  const Status written = WriteFile(**reading, *source, *tensors, options);
   if (!written.ok()) return ReportError(written);
 
   std::uint64_t bytes = 0;
-  for (const StoredTensor* tensor : selection->tensors) bytes += tensor->info.bytes;
+  for (const StoredTensor* tensor : *tensors) bytes += tensor->info.bytes;
   if (options.json) {
-    PrintJson({{"out", options.out},
-               {"tensors", selection->tensors.size()},
-               {"bytes", bytes},
-               {"tied_names_left_out", selection->left_out}});
-    return kGood;
-  }
-  fmt::print("{}: {}, {}\n", Printable(options.out), Count(selection->tensors.size(), "tensor"), HumanBytes(bytes));
-  for (const std::string& name : selection->left_out) {
-    fmt::print("left out, because it is tied to an exported tensor: {} (--copy-tied writes a copy)\n", Printable(name));
+    PrintJson({{"out", options.out}, {"tensors", tensors->size()}, {"bytes", bytes}});
+  } else {
+    fmt::print("{}: {}, {}\n", Printable(options.out), Count(tensors->size(), "tensor"), HumanBytes(bytes));
   }
   return kGood;
 }

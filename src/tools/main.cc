@@ -285,7 +285,8 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
   plain->add_option("--out", exporting.out, "The file to write")->required();
   plain->add_flag("--force", exporting.force, "Replace the file if it exists");
   plain->add_option("--names", exporting.names, "Only these tensors: names, or patterns with * and ?");
-  plain->add_flag("--copy-tied", exporting.copy_tied, "Also write tied names, as copies");
+  plain->add_option("--strip-prefix", exporting.strip_prefix,
+                    "Only tensors below this, and named without it: model/ for torch's load_state_dict");
   commands[plain] = [&arguments] {
     arguments.exporting.path = arguments.path;
     arguments.exporting.step = arguments.step;
