@@ -134,11 +134,16 @@ class Profiling {
     CAIRN_RETURN_IF_ERROR(CheckChecks());
     Profile& profile = file_.profile;
     while (const std::optional<Budget> budget = NextBudget(profile, request_.limits)) {
-      CAIRN_RETURN_IF_ERROR(Sample(*budget, profile.samples));
+      const bool again = std::any_of(profile.samples.begin(), profile.samples.end(),
+                                     [&budget](const ProfileSample& one) { return one.budget == *budget; });
+      if (again) fmt::print(stderr, "{} once more, because less gave more:\n", Describe(*budget));
+      CAIRN_ASSIGN_OR_RETURN(ProfileSample sample, Sample(*budget));
+      AddSample(profile, std::move(sample));
     }
     for (Budget budget : request_.checks) {
       if (profile.full.memory_bytes == 0) budget.memory_bytes = 0;
-      CAIRN_RETURN_IF_ERROR(Sample(budget, file_.checks));
+      CAIRN_ASSIGN_OR_RETURN(ProfileSample sample, Sample(budget));
+      file_.checks.push_back(std::move(sample));
     }
     return Status::Ok();
   }
@@ -177,7 +182,7 @@ class Profiling {
     return Status::Ok();
   }
 
-  Status Sample(const Budget& budget, std::vector<ProfileSample>& samples) {
+  Result<ProfileSample> Sample(const Budget& budget) {
     Profile& profile = file_.profile;
     CAIRN_RETURN_IF_ERROR(DropCache(request_.data));
     CommandOptions command = request_.command;
@@ -188,12 +193,11 @@ class Profiling {
                    measured.failure);
     }
     if (profile.samples.empty()) profile.peak_bytes = measured.peak_bytes;
-    samples.push_back(
-        {.budget = budget, .throughput = measured.rate ? measured.rate->throughput : 0, .failure = measured.failure});
     fmt::print(
         stderr, "{}: {}\n", Describe(budget),
         measured.rate ? fmt::format("{:.4g} iterations/s", measured.rate->throughput) : Printable(measured.failure));
-    return Status::Ok();
+    return ProfileSample{
+        .budget = budget, .throughput = measured.rate ? measured.rate->throughput : 0, .failure = measured.failure};
   }
 
   static constexpr double kQuarter = 0.25;
@@ -225,7 +229,7 @@ void Print(const ProfileFile& file, const std::string& path) {
   rows = {{"", ""},
           {"knee", Describe(FindKnee(profile))},
           {"worker_threads", fmt::to_string(advice.worker_threads)},
-          {"host_memory", profile.full.memory_bytes > 0 ? "up to " + HumanBytes(advice.host_memory_bytes) : "auto"},
+          {"host_memory", advice.host_memory_bytes ? "up to " + HumanBytes(*advice.host_memory_bytes) : "auto"},
           {"checksums", "host"}};
   for (const std::string& why : advice.why) rows.push_back({&why == &advice.why.front() ? "why" : "", why});
   rows.push_back({"written to", path});

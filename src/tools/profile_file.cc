@@ -135,7 +135,7 @@ json ToJson(const ProfileFile& file) {
           {"advice",
            {{"spare_cores", advice.spare_cores},
             {"worker_threads", advice.worker_threads},
-            {"host_memory_bytes", advice.host_memory_bytes},
+            {"host_memory_bytes", advice.host_memory_bytes ? json(*advice.host_memory_bytes) : json(nullptr)},
             {"training_cores", advice.training_cores},
             {"checksums", "host"},
             {"why", advice.why}}}};

@@ -41,14 +41,14 @@ Status ApplyProfile(const TuneOptions& options, TuneRequest& request) {
   CAIRN_ASSIGN_OR_RETURN(const ProfileFile file, ReadProfile(options.profile));
   request.advice = Advise(file.profile);
   if (!options.training_cores) request.input.training_cores = request.advice->training_cores;
-  if (options.memory.empty() && file.profile.full.memory_bytes > 0) {
-    if (request.advice->host_memory_bytes < kLeastPool) {
+  if (const auto memory = request.advice->host_memory_bytes; options.memory.empty() && memory) {
+    if (*memory < kLeastPool) {
       return Error(StatusCode::kFailedPrecondition,
                    "{}: the job needs {} of {} of memory, which leaves {} for saves: --memory says what they may have",
                    options.profile, HumanBytes(FindKnee(file.profile).memory_bytes),
-                   HumanBytes(file.profile.full.memory_bytes), HumanBytes(request.advice->host_memory_bytes));
+                   HumanBytes(file.profile.full.memory_bytes), HumanBytes(*memory));
     }
-    request.input.memory_bytes = std::min(request.advice->host_memory_bytes, FindMemory().available);
+    request.input.memory_bytes = std::min(*memory, FindMemory().available);
   }
   request.measure.worker_threads = request.advice->worker_threads;
   return Status::Ok();

@@ -151,8 +151,38 @@ std::optional<double> NextOn(Axis axis, const Profile& profile, const ProfileLim
   return std::nullopt;
 }
 
+/// Two samples of which the smaller budget gave more, beyond the tolerance.
+struct Contradiction {
+  const ProfileSample* less = nullptr;
+  const ProfileSample* more = nullptr;
+};
+
+/// With `once`, only where the larger budget was measured once.
+std::optional<Contradiction> FindContradiction(const Profile& profile, Axis axis, bool once = false) {
+  for (const ProfileSample& more : profile.samples) {
+    if (!IsOn(axis, more.budget, profile.full) || (once && more.again)) continue;
+    for (const ProfileSample& less : profile.samples) {
+      if (!IsOn(axis, less.budget, profile.full) || Amount(axis, less.budget) >= Amount(axis, more.budget)) continue;
+      if (less.throughput > more.throughput && !Near(less.throughput, more.throughput, profile.tolerance)) {
+        return Contradiction{&less, &more};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::string Explain(Axis axis, const Contradiction& found) {
+  const auto amount = [axis](const ProfileSample& sample) {
+    return axis == Axis::kCores ? fmt::format("{:.3g} cores", sample.budget.cores)
+                                : HumanBytes(sample.budget.memory_bytes);
+  };
+  return fmt::format("with {} it was faster ({:.4g} iterations/s) than with {} ({:.4g}, the better of two runs)",
+                     amount(*found.less), found.less->throughput, amount(*found.more), found.more->throughput);
+}
+
 /// The least amount that keeps the throughput within the tolerance.
 double KneeOn(const Profile& profile, Axis axis) {
+  if (FindContradiction(profile, axis)) return Amount(axis, profile.full);
   const std::vector<Point> curve = Curve(profile, axis);
   const double enough = curve.back().throughput * (1 - profile.tolerance);
   // Below the lowest measured point nothing is known.
@@ -188,6 +218,9 @@ Status CheckMemory(const std::string& field, std::uint64_t found) {
 
 std::optional<Budget> NextBudget(const Profile& profile, const ProfileLimits& limits) {
   if (profile.samples.empty()) return profile.full;
+  for (const Axis axis : {Axis::kCores, Axis::kMemory}) {
+    if (const auto found = FindContradiction(profile, axis, /*once=*/true)) return found->more->budget;
+  }
   if (profile.samples.size() >= limits.most_samples) return std::nullopt;
   if (const auto cores = NextOn(Axis::kCores, profile, limits)) return Budget{*cores, profile.full.memory_bytes};
   if (profile.full.memory_bytes == 0) return std::nullopt;
@@ -195,6 +228,17 @@ std::optional<Budget> NextBudget(const Profile& profile, const ProfileLimits& li
     return Budget{profile.full.cores, static_cast<std::uint64_t>(*memory)};
   }
   return std::nullopt;
+}
+
+void AddSample(Profile& profile, ProfileSample sample) {
+  const auto before = std::find_if(profile.samples.begin(), profile.samples.end(),
+                                   [&sample](const ProfileSample& one) { return one.budget == sample.budget; });
+  if (before == profile.samples.end()) {
+    profile.samples.push_back(std::move(sample));
+    return;
+  }
+  if (sample.throughput > before->throughput) *before = std::move(sample);
+  before->again = true;
 }
 
 double PredictThroughput(const Profile& profile, const Budget& budget) {
@@ -214,9 +258,14 @@ Budget FindKnee(const Profile& profile) {
   return knee;
 }
 
-ProfileAdvice Advise(const Profile& profile) {
-  const Budget knee = FindKnee(profile);
-  ProfileAdvice advice;
+namespace {
+
+void AdviseCores(const Profile& profile, const Budget& knee, ProfileAdvice& advice) {
+  if (const auto found = FindContradiction(profile, Axis::kCores)) {
+    advice.training_cores = profile.full.cores;
+    advice.why.push_back(Explain(Axis::kCores, *found) + ": all cores count as needed");
+    return;
+  }
   advice.spare_cores = std::max(0.0, profile.full.cores - knee.cores);
   advice.worker_threads = static_cast<int>(std::clamp<double>(std::floor(advice.spare_cores), 1, kMostWorkers));
   const double full = PredictThroughput(profile, profile.full);
@@ -232,13 +281,29 @@ ProfileAdvice Advise(const Profile& profile) {
           : fmt::format(
                 "the job needs {:.2g} of {:.2g} cores: each core that a save uses for a second costs it {:.2g} s",
                 knee.cores, profile.full.cores, lost / taken));
-  if (profile.full.memory_bytes > 0) {
-    advice.host_memory_bytes = profile.full.memory_bytes - std::min(profile.full.memory_bytes, knee.memory_bytes);
-    advice.why.push_back(
-        fmt::format("of {} it needs {}", HumanBytes(profile.full.memory_bytes), HumanBytes(knee.memory_bytes)));
-  } else {
+}
+
+void AdviseMemory(const Profile& profile, const Budget& knee, ProfileAdvice& advice) {
+  if (profile.full.memory_bytes == 0) {
     advice.why.emplace_back("memory was not profiled: host_memory stays \"auto\"");
+    return;
   }
+  if (const auto found = FindContradiction(profile, Axis::kMemory)) {
+    advice.why.push_back(Explain(Axis::kMemory, *found) + ": host_memory stays \"auto\"");
+    return;
+  }
+  advice.host_memory_bytes = profile.full.memory_bytes - std::min(profile.full.memory_bytes, knee.memory_bytes);
+  advice.why.push_back(
+      fmt::format("of {} it needs {}", HumanBytes(profile.full.memory_bytes), HumanBytes(knee.memory_bytes)));
+}
+
+}  // namespace
+
+ProfileAdvice Advise(const Profile& profile) {
+  const Budget knee = FindKnee(profile);
+  ProfileAdvice advice;
+  AdviseCores(profile, knee, advice);
+  AdviseMemory(profile, knee, advice);
   advice.why.emplace_back("checksums run on the host: gpu_checksums, proven on an H200 alone, would take them off it");
   return advice;
 }

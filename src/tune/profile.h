@@ -20,7 +20,8 @@ namespace cairn {
 //     throughput(c, m) = min(f(c), g(m)), f measured at full memory, g at all cores.
 // f is linear in cores between the points and below the lowest one (a loader with half of the cores is half as fast);
 // the time of an iteration, 1 / g, is linear in memory (each MiB of cache saves the same number of reads). Neither
-// decreases: points that contradict this by noise are averaged.
+// decreases: points that contradict this by noise are averaged. Where less gave more by more than the tolerance, the
+// larger budget is measured once more; if less still gave more, nothing is derived from that resource.
 
 struct Budget {
   /// May be a fraction.
@@ -37,6 +38,8 @@ struct ProfileSample {
   double throughput = 0;
   /// Why it does not; empty if it does.
   std::string failure;
+  /// Measured twice.
+  bool again = false;
 };
 
 struct Profile {
@@ -58,15 +61,18 @@ struct ProfileLimits {
   std::size_t most_samples = 16;
 };
 
-/// What to measure next; none when the profile is complete. Never a budget that has a sample.
+/// What to measure next; none when the profile is complete. A budget that has a sample comes once more if less gave
+/// more.
 [[nodiscard]] std::optional<Budget> NextBudget(const Profile& profile, const ProfileLimits& limits);
+/// Of two samples of one budget the faster stays: what disturbs a run slows it.
+void AddSample(Profile& profile, ProfileSample sample);
 
 /// Iterations per second by the model. 0 with less memory than any that was measured: nobody knows whether it runs.
 /// The profile must have been checked.
 [[nodiscard]] double PredictThroughput(const Profile& profile, const Budget& budget);
 
 /// The least cores, at full memory, and the least memory, with all cores, that keep the throughput within the
-/// tolerance.
+/// tolerance. All of a resource of which less gave more.
 [[nodiscard]] Budget FindKnee(const Profile& profile);
 
 /// What saves may use.
@@ -74,8 +80,8 @@ struct ProfileAdvice {
   /// What the job does not need.
   double spare_cores = 0;
   int worker_threads = 1;
-  /// For `host_memory`. 0: memory was not profiled.
-  std::uint64_t host_memory_bytes = 0;
+  /// For `host_memory`. None: memory was not profiled, or less of it gave more.
+  std::optional<std::uint64_t> host_memory_bytes;
   /// For TuneInput: how many cores' worth of training a busy core of Cairn's slows. 0: it slows nothing.
   double training_cores = 0;
   /// For people, a sentence each.

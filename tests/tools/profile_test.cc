@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <thread>
 
 #include "support/checkpoint_writer.h"
 #include "support/run_program.h"
@@ -144,6 +145,20 @@ TEST_F(ProfileCommandTest, CountsWhatAPatternMatches) {
           .code,
       0);
   EXPECT_EQ(Written()["samples"][0]["throughput"], 12.5);
+}
+
+TEST_F(ProfileCommandTest, RunsOnceMoreWhatALesserBudgetOutdid) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "needs two cores";
+  const std::string first = folder_ / "first";
+  const std::string job =
+      "[ -e " + first + " ] && rate=50 || rate=30; : >" + first + "; while :; do echo at $rate; done";
+
+  const Ran ran = ProfileShell(job, {"--cores-only", "--cores=2", "--pattern=at ([0-9]+)"});
+
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, HasSubstr("2 cores once more, because less gave more:\n2 cores: 50 iterations/s\n"));
+  EXPECT_EQ(Written()["samples"].size(), 2U);
+  EXPECT_EQ(Written()["knee"]["cores"], 1);
 }
 
 TEST_F(ProfileCommandTest, SaysWhatIsWrongWithACommand) {

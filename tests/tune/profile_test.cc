@@ -21,8 +21,8 @@ using Job = std::function<double(const Budget&)>;
 Profile Measure(const Job& job, Budget full, const ProfileLimits& limits, std::uint64_t peak = 0) {
   Profile profile{.full = full, .peak_bytes = peak};
   while (const auto next = NextBudget(profile, limits)) {
-    for (const ProfileSample& sample : profile.samples) EXPECT_NE(sample.budget, *next);
-    profile.samples.push_back({.budget = *next, .throughput = job(*next)});
+    for (const ProfileSample& sample : profile.samples) EXPECT_FALSE(sample.budget == *next && sample.again);
+    AddSample(profile, {.budget = *next, .throughput = job(*next)});
     if (profile.samples.size() > 100) break;
   }
   return profile;
@@ -121,6 +121,20 @@ TEST(Profile, TheScarcerResourceDecides) {
   EXPECT_NEAR(PredictThroughput(profile, {.cores = 2, .memory_bytes = 2 * kGiB}), 20, 2);
 }
 
+TEST(Profile, MeasuresOnceMoreWhereLessGaveMore) {
+  std::vector<double> measured;
+  const auto disturbed = [&measured](const Budget& budget) {
+    measured.push_back(budget.cores);
+    return measured.size() == 1 ? 30.0 : 50.0;
+  };
+
+  const Profile profile = Measure(disturbed, {.cores = 4}, {});
+
+  EXPECT_EQ(measured, (std::vector<double>{4, 2, 4, 1}));
+  EXPECT_EQ(profile.samples[0].throughput, 50);
+  EXPECT_EQ(FindKnee(profile).cores, 1);
+}
+
 TEST(Profile, MeasuresNoMoreThanItMay) {
   const Profile profile = Measure(Compute, {.cores = 64}, {.most_samples = 3});
 
@@ -132,7 +146,7 @@ TEST(ProfileAdvice, LeavesALoaderItsCores) {
 
   EXPECT_EQ(advice.worker_threads, 1);
   EXPECT_NEAR(advice.training_cores, 16, 1e-9);  // A core that saves take is a sixteenth of the job.
-  EXPECT_EQ(advice.host_memory_bytes, 0U);
+  EXPECT_EQ(advice.host_memory_bytes, std::nullopt);
   EXPECT_THAT(advice.why, testing::Contains(HasSubstr("memory was not profiled")));
   EXPECT_THAT(advice.why, testing::Contains(HasSubstr("checksums run on the host")));
 }
@@ -145,6 +159,22 @@ TEST(ProfileAdvice, GivesSavesWhatAComputeBoundJobDoesNotNeed) {
   EXPECT_EQ(advice.worker_threads, 4);
   EXPECT_EQ(advice.training_cores, 0);
   EXPECT_GE(advice.host_memory_bytes, 62 * kGiB);
+}
+
+TEST(ProfileAdvice, TakesNoneFromAResourceOfWhichLessGaveMore) {
+  const auto fewer = [](const Budget& budget) { return budget.cores > 4 ? 30.0 : 50.0; };
+  const auto less = [](const Budget& budget) { return budget.memory_bytes > 8 * kGiB ? 30.0 : 50.0; };
+
+  const ProfileAdvice of_cores = Advise(Measure(fewer, {.cores = 16}, {}));
+  const ProfileAdvice of_memory = Advise(Measure(less, {.cores = 16, .memory_bytes = 64 * kGiB}, {}, 32 * kGiB));
+
+  EXPECT_EQ(of_cores.spare_cores, 0);
+  EXPECT_EQ(of_cores.worker_threads, 1);
+  EXPECT_EQ(of_cores.training_cores, 16);
+  EXPECT_THAT(of_cores.why, testing::Contains(HasSubstr("with 4 cores it was faster (50 iterations/s) than with 16")));
+  EXPECT_EQ(of_memory.host_memory_bytes, std::nullopt);
+  EXPECT_EQ(of_memory.worker_threads, 4);
+  EXPECT_THAT(of_memory.why, testing::Contains(HasSubstr("host_memory stays \"auto\"")));
 }
 
 TEST(ProfileAdvice, HalfOfASingleCoreMayBeSpare) {

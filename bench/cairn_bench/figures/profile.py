@@ -67,7 +67,7 @@ def rows_of(path, job):
             "full_memory_bytes": found["full"]["memory_bytes"],
             "peak_bytes": found["full"]["peak_bytes"],
             "worker_threads": found["advice"]["worker_threads"],
-            "host_memory_bytes": found["advice"]["host_memory_bytes"],
+            "host_memory_bytes": found["advice"]["host_memory_bytes"] or 0,
         }
         return [
             {**shared, "what": what, **{name: one[name] for name in COLUMNS[2:6]}}
