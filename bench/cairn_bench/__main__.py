@@ -1,4 +1,11 @@
-"""Cairn's benchmarks. Each has a --help of its own that says what it measures, needs and writes."""
+"""Cairn's benchmarks. scripts/bench WHAT --help says what one measures, needs and writes, and how long it takes.
+
+Results go to build/results: a CSV, and of a figure a picture. The end says where. With --record they go to bench/results,
+over the committed ones; nothing else writes there but `results`, which makes the tables of the pages.
+What is missing is installed and built first: a few CPU minutes the first
+time (docs/benchmarks.md), and the download of torch for what uses it.
+Exit status: 0 measured, 2 invalid arguments or nothing to be measured here, 130 interrupted.
+"""
 
 import argparse
 import os
@@ -34,11 +41,14 @@ WHAT = {
 
 def main(arguments):
     only_check = arguments[:1] == ["--check-arguments"]  # scripts/bench asks for this before it builds and installs.
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(dest="what", metavar="WHAT")
     for name, (module, about) in WHAT.items():
         add_command(commands, name, about, module)
     args = parser.parse_args(arguments[only_check:])
+    if args.what is None:
+        parser.error(f"expected a WHAT, of {', '.join(WHAT)}")
     what, _ = WHAT[args.what]
     check(what, args)
     if only_check:

@@ -1,10 +1,10 @@
 """Compares the ratios of a new run with the committed ones, and says what got worse.
 
-A RESULT is a file of bench/results without its .csv: micro, roofline, training, python-A, ... The new run is what is
-there now, as scripts/bench wrote it, or NEW.csv. The committed one is that of COMMIT. Without a RESULT: every one that
-differs from the committed one. A ratio (Cairn over its peer, in adjacent pairs) is worse or better if the 95 % bootstrap
+A RESULT is a file of bench/results without its .csv: micro, roofline, training, python-A, ... The new run is the one in
+build/results, as scripts/bench wrote it, or NEW.csv. The committed one is that of COMMIT. Without a RESULT: every one that
+is in build/results. A ratio (Cairn over its peer, in adjacent pairs) is worse or better if the 95 % bootstrap
 intervals of the two medians do not overlap and the medians differ by more than 2 %; otherwise it is not resolved.
-Exit code: 0 nothing got worse, 1 something did, 2 there is nothing to compare.
+Takes a second. Exit status: 0 nothing got worse, 1 something did, 2 there is nothing to compare.
 """
 
 import os
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 
-from .shared import RESULTS, ROOT
+from .shared import NEW_RESULTS, RESULTS, ROOT
 from .shared.files import BadResult, content
 from .shared.measures import Measure, read
 from .shared.report import interval, table
@@ -45,7 +45,7 @@ RATIOS = {
 
 def add_arguments(parser):
     parser.add_argument("results", nargs="*", metavar="RESULT")
-    parser.add_argument("--run", dest="new", metavar="NEW.csv", help="the new run; default: what is in bench/results")
+    parser.add_argument("--run", dest="new", metavar="NEW.csv", help="the new run; default: what is in build/results")
     parser.add_argument("--against", metavar="COMMIT", default="HEAD", help="default: HEAD")
 
 
@@ -53,19 +53,20 @@ def suite_of(name):
     return name.split("-")[0]
 
 
-def known():
-    """The results that are here and can be compared."""
-    names = sorted(file[: -len(".csv")] for file in os.listdir(RESULTS) if file.endswith(".csv"))
+def known(folder):
+    """The results that are there and can be compared."""
+    files = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    names = [file.removesuffix(".csv") for file in files if file.endswith(".csv")]
     return [name for name in names if suite_of(name) in RATIOS]
 
 
-def path_of(name):
-    return os.path.join(RESULTS, f"{name}.csv")
+def committed_path(name):
+    return os.path.join(os.path.relpath(RESULTS, ROOT), f"{name}.csv")
 
 
 def committed(name, commit):
     """The committed file's text; None if there is none."""
-    blob = f"{commit}:{os.path.relpath(path_of(name), ROOT)}"
+    blob = f"{commit}:{committed_path(name)}"
     ran = subprocess.run(["git", "show", blob], cwd=ROOT, capture_output=True, text=True, check=False)
     return ran.stdout if ran.returncode == 0 else None
 
@@ -124,17 +125,17 @@ def compare(name, old_text, new_text, old_name, new_name):
     return rows[0][0] == WORDS[0]
 
 
-def changed(against):
-    """The results that differ from the committed ones."""
-    names = [name for name in known() if committed(name, against) not in (None, content(path_of(name)))]
+def measured(against):
+    """The results of new runs that have a committed one."""
+    names = [name for name in known(NEW_RESULTS) if committed(name, against) is not None]
     if not names:
-        raise BadResult(f"every result is as it is at {against}: run one of the benchmarks first")
+        raise BadResult(f"no new run of a result of {against} in build/results: run one of the benchmarks first")
     return names
 
 
 def check(args):
     if unknown := [name for name in args.results if suite_of(name) not in RATIOS]:
-        args.error(f"no ratios are known of {', '.join(unknown)}; there are {', '.join(known())}")
+        args.error(f"no ratios are known of {', '.join(unknown)}; there are {', '.join(known(RESULTS))}")
     if args.new is not None and len(args.results) != 1:
         args.error("--run wants one RESULT that it is a run of")
 
@@ -142,16 +143,12 @@ def check(args):
 def run(args):
     try:
         worse = False
-        for name in args.results or changed(args.against):
-            here = os.path.relpath(path_of(name), ROOT)
+        for name in args.results or measured(args.against):
             old = committed(name, args.against)
             if old is None:
-                raise BadResult(f"no {here} at {args.against}")
-            path = args.new or path_of(name)
-            new = content(path)
-            if new == old and args.new is None:
-                raise BadResult(f"{here} is as it is at {args.against}: measure anew, or name a --run")
-            worse = compare(name, old, new, f"{args.against}:{here}", path) or worse
+                raise BadResult(f"no {committed_path(name)} at {args.against}")
+            path = args.new or os.path.join(NEW_RESULTS, f"{name}.csv")
+            worse = compare(name, old, content(path), f"{args.against}:{committed_path(name)}", path) or worse
     except BadResult as error:
         print(f"scripts/bench compare: {error}", file=sys.stderr)
         return 2

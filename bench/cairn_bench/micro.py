@@ -2,11 +2,11 @@
 
 Each pair is a process of its own in which Cairn and the peer take turns. Its figure is the median of the turns' ratios,
 time over time: below 1 Cairn is faster. Every benchmark runs once before the first one runs again, so that none has the
-machine's good minutes to itself. Writes bench/results/micro.csv if every subject was measured. Takes three to
+machine's good minutes to itself. Writes micro.csv if every subject was measured. Takes three to
 sixteen minutes on two cores, and 200 MB of disk.
 
 `--only commit --filesystems machine,ext4,xfs` measures commits on the three filesystems in turn, and writes
-bench/results/commit-filesystems.csv. ext4, with its journal, and xfs are made for it on loop devices in files of
+commit-filesystems.csv. ext4, with its journal, and xfs are made for it on loop devices in files of
 2 GiB in --dir; that needs root.
 """
 
@@ -19,7 +19,7 @@ import sys
 
 from .shared import filesystems, program
 from .shared.files import begun
-from .shared.options import add_directory, add_only, add_repetitions
+from .shared.options import add_directory, add_only, add_record, add_repetitions
 from .shared.report import Report
 
 SUBJECTS = ("checksum", "header", "manifest", "index", "list", "pool", "planning", "engine", "commit", "ranks",
@@ -33,6 +33,7 @@ OWN = {"real_time", "cpu_time", "reach", "ratio", "cairn", "peer"}
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, PAIRS, "--pairs")
     add_only(parser, "subjects, the files of bench/micro", SUBJECTS)
     filesystems.add_filesystems(parser)
@@ -70,7 +71,7 @@ def measure_all(args, places):
     subjects = args.only or SUBJECTS
     names = [name for name in ask("--benchmark_list_tests=true").split() if name.split("/")[0] in subjects]
     output, needed = (f"{COMMIT}-filesystems", (COMMIT,)) if several(args) else ("micro", SUBJECTS)
-    report = Report()
+    report = Report(args.folder)
     load = os.getloadavg()[0]
     goals = {}
     head = [*begun(args.dir), *filesystems.lines(places)]

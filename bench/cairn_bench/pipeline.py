@@ -5,7 +5,7 @@ and with copies only in the bubbles: while a stage waits for a neighbour. In tur
 in four stages of eight micro-batches, each stage with an emulated GPU whose messages and checkpoint share a link to the
 host (bench_pauses). A message is as long as a chunk of the checkpoint, and takes a third (`third`, `twice`) or a
 tenth (`tenth`) of a forward; `twice` saves twice as much. `processes`: two processes, PyTorch's Schedule1F1B over gloo,
-CPU tensors, which share no link but the CPU. Writes bench/results/pipeline-PART.csv. Takes 15 minutes, 1 GB of
+CPU tensors, which share no link but the CPU. Writes pipeline-PART.csv. Takes 15 minutes, 1 GB of
 memory and 1 GB of disk.
 """
 
@@ -19,7 +19,7 @@ from .python import pipeline_processes
 from .shared import program
 from .shared.files import begun
 from .shared.measures import Measure
-from .shared.options import add_directory, add_only, add_repetitions
+from .shared.options import add_directory, add_only, add_record, add_repetitions
 from .shared.report import Report
 
 LINK = 62_500_000
@@ -69,6 +69,7 @@ PARTS = {
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, 15, "--pairs")
     add_only(parser, "parts", PARTS)
 
@@ -76,7 +77,7 @@ def add_arguments(parser):
 def run(args):
     emulated = "emulated: GPU (host memory, a link of 62.5 MB/s), forward and backward (a deadline)"
     for part in args.only or PARTS:
-        report = Report()
+        report = Report(args.folder)
         output = f"pipeline-{part}"
         head = [*begun(args.dir), *([emulated] if part in CELLS else [])]
         with report.kept(output, head):

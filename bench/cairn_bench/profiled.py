@@ -4,7 +4,7 @@ A loader-bound job (figures/training_job.py) uses all cores. `cairn tune` for a 
 to be (--training-cores 0), chooses interval and memory; so does `cairn tune --profile` after `cairn profile`. Then each
 repetition is a job that saves nothing, one with the default choice, one with the profiled choice, and one with the
 profiled threads and memory at the default interval, one after the other. Slowdowns are beside the job that saves nothing,
-of the whole run after its first steps. Writes bench/results/profiled.csv. About three minutes; 1 GB of disk and memory.
+of the whole run after its first steps. Writes profiled.csv. About three minutes; 1 GB of disk and memory.
 """
 
 import json
@@ -17,7 +17,7 @@ import tempfile
 from .figures import profile, training_job
 from .shared import program
 from .shared.files import begun
-from .shared.options import add_directory, add_repetitions, positive
+from .shared.options import add_directory, add_record, add_repetitions, positive
 from .shared.report import Report
 
 STATE = 128 << 20
@@ -28,6 +28,7 @@ CORES = len(os.sched_getaffinity(0))
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, 3)
     parser.add_argument("--steps", type=positive(int), default=160, help="of each run; default: 160")
     parser.add_argument("--slowdown", type=positive(float), default=0.01, help="that tune allows; default: 0.01")
@@ -84,7 +85,7 @@ def run(args):
     default, profiled = choices(args, data, alone)
     same = {**profiled["choice"], "interval": default["choice"]["interval"]}
     arms = {"default": default["choice"], "profiled": profiled["choice"], "profiled, default interval": same}
-    report = Report()
+    report = Report(args.folder)
     head = [*begun(args.dir), "emulated: GPU (the loop waits; the state is in host memory)"]
     ratios = {name: [] for name in arms}
     halves = []

@@ -1,9 +1,9 @@
 """Measures Cairn against fio on the same disk, in one run, in adjacent pairs.
 
 Prints a table: the median of the pairs' ratios with a bootstrap 95 % interval, and whether the goal is met, missed, or
-not resolved. Without --only it also writes every single value to bench/results/roofline.csv.
+not resolved. Without --only it also writes every single value to roofline.csv.
 Restores drop the page cache, and `peers` reserves 640 MiB of huge pages: both need root. Needs 16 GiB of disk and 7 GiB
-of memory.
+of memory. Takes about half an hour at 1 GB/s (an estimate), with --pairs 5 a third of that.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from .shared.files import begun
 from .shared.fio import LINE, fio, hugepages, many_hugepages
 from .shared.machine import drop_caches
 from .shared.measures import Measure
-from .shared.options import add_directory, add_only, add_repetitions
+from .shared.options import add_directory, add_only, add_record, add_repetitions
 from .shared.report import Report
 
 BYTES = 4 << 30
@@ -274,15 +274,16 @@ PARTS = {"write": write, "overwrite": overwrite, "peers": peers, "chunks": chunk
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, 15, "--pairs")
     add_only(parser, "parts", PARTS)
-    parser.add_argument("--output", help="bench/results/OUTPUT.csv; default: roofline, and none with --only")
+    parser.add_argument("--output", help="OUTPUT.csv; default: roofline, and none with --only")
 
 
 def run(args):
     args.fio = os.path.join(args.dir, "fio.data")
     memory = hugepages()
-    report = Report()
+    report = Report(args.folder)
     output = args.output or "roofline"
     head = [*begun(args.dir), LINE]
     with report.kept(output, head):

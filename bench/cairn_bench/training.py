@@ -3,7 +3,7 @@
 Each repetition is, for each model, one fio run and three fresh cairn_train processes on the same text: one saves
 nothing, one saves every 10 steps, one saves every step; two saves in flight, the pool larger than the state. All three
 must end with the same weights, and the checkpoints that are left must verify. The first 20 steps are not counted:
-memory and files are laid out in them. Writes bench/results/training.csv if every model was measured five times or
+memory and files are laid out in them. Writes training.csv if every model was measured five times or
 more. Takes about 17 minutes a model on two cores with five repetitions; 12 GB of disk, 10 GB of memory.
 
 A step cannot be slowed down by less than its bound, the largest of three times, each over the steps from one save to
@@ -28,7 +28,7 @@ from .shared import ROOT, program
 from .shared.files import begun
 from .shared.fio import LINE, fio, hugepages
 from .shared.machine import fill_page_cache
-from .shared.options import add_directory, add_only, add_repetitions, positive
+from .shared.options import add_directory, add_only, add_record, add_repetitions, positive
 from .shared.ranks import run_ranks
 from .shared.report import Report
 
@@ -47,6 +47,7 @@ OWN = "slowdown against its own steps without a save %"
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, REPETITIONS)
     parser.add_argument("--steps", type=positive(int), default=STEPS, help=f"default: {STEPS}")
     parser.add_argument("--ranks", type=positive(int), default=1, help="processes that train together; default: 1")
@@ -158,7 +159,7 @@ def check(args):
 
 def run(args):
     memory = hugepages()
-    report = Report()
+    report = Report(args.folder)
     head = [*begun(args.dir), LINE, f"{TEXT}; {' '.join(SHAPE)} --batch {BATCH}; ranks: {args.ranks}"]
     with tempfile.TemporaryDirectory(prefix="training-", dir=args.dir) as directory:
         models = [Model(name, report, args.ranks) for name in args.only or MODELS]

@@ -7,7 +7,7 @@ Daly's, with the measured time from save to save and the measured write time ins
     goodput = k t / M exp(-Tw / M) / (exp(T / M) - 1)
 
 The choice's is divided by the best of the grid. Predicted and measured are compared as they are: the time that training
-takes over that without checkpoints, and the write time of a save. Writes bench/results/tuner.csv if every profile
+takes over that without checkpoints, and the write time of a save. Writes tuner.csv if every profile
 was measured. Takes about 20 minutes a repetition; 4 GB of disk, 3 GB of memory.
 """
 
@@ -20,7 +20,7 @@ import sys
 from .figures.runs import Refused, bench_training
 from .shared import program
 from .shared.files import begun
-from .shared.options import add_directory, add_only, add_repetitions
+from .shared.options import add_directory, add_only, add_record, add_repetitions
 from .shared.report import Report
 
 LINK = 4e9  # Bytes per second: an emulated link that this machine's copies keep up with.
@@ -40,6 +40,7 @@ LONGEST = 15  # Seconds from save to save that the grid goes to, where the choic
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, 3)
     add_only(parser, "profiles", PROFILES)
     parser.set_defaults(device="emulated", compute="paced", disk="machine", pcie_bytes_per_second=LINK, dilation=1)
@@ -115,7 +116,7 @@ def measure(args, report, name, repetition, found):
 
 
 def run(args):
-    report = Report()
+    report = Report(args.folder)
     profiles = args.only or list(PROFILES)
     found = {name: {"choice": [], "slowdown": [], "write": []} for name in profiles}
     emulated = "GPU (host memory, a link of 4 GB/s), forward and backward, disk rate but of small-state"

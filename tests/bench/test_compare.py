@@ -92,8 +92,11 @@ def test_differences_under_two_percent_are_ignored_even_without_noise(checkout: 
     assert "0 worse, 1 not resolved, 0 better" in ran.stdout
 
 
-def test_without_a_name_uncommitted_results_are_compared(checkout: Path, compare: Compare) -> None:
-    (checkout / "bench/results/micro.csv").write_text(micro(fast=times(1.5), other=COMMITTED))
+def test_without_a_name_the_new_results_are_compared(checkout: Path, compare: Compare) -> None:
+    new = checkout / "build/results"
+    new.mkdir(parents=True)
+    (new / "micro.csv").write_text(micro(fast=times(1.5), other=COMMITTED))
+    (new / "roofline.csv").write_text("of another commit")
 
     ran = compare()
 
@@ -167,8 +170,8 @@ def test_a_file_of_another_format_is_refused_naming_what_was_found(
         (["micro", "--run", "missing.csv"], "missing.csv: No such file or directory"),
         (["roofline"], "no bench/results/roofline.csv at HEAD"),
         (["micro", "--against", "nowhere"], "no bench/results/micro.csv at nowhere"),
-        (["micro"], "bench/results/micro.csv is as it is at HEAD"),
-        ([], "every result is as it is at HEAD"),
+        (["micro"], "build/results/micro.csv: No such file or directory"),
+        ([], "no new run of a result of HEAD in build/results"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(compare: Compare, arguments: list[str], why: str) -> None:

@@ -37,7 +37,8 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("figure")
     parser = argparse.ArgumentParser()
     tenplex.add_arguments(parser)
-    arguments = parser.parse_args(["--dir", str(folder), "--output", str(folder / "small"), "--timeout", "120"])
+    parser.set_defaults(output=str(folder / "small"))
+    arguments = parser.parse_args(["--dir", str(folder), "--timeout", "120"])
     few = {tenplex.CHANGING: (True, {"dtype": "float64"}), tenplex.STEADY: (False, {"dtype": "float64"})}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tenplex, "SEGMENTS", [(steps, number) for number, (steps, _) in enumerate(FEW)])

@@ -13,10 +13,9 @@ from cairn_bench.shared import report as reports
     ("reason", "said"), [(KeyboardInterrupt(), "interrupted"), (SystemExit("the disk\nis full"), "the disk")]
 )
 def test_an_interrupted_run_keeps_its_measurements_and_is_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: BaseException, said: str
+    tmp_path: Path, reason: BaseException, said: str
 ) -> None:
-    monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
-    report = reports.Report()
+    report = reports.Report(str(tmp_path))
 
     with pytest.raises(type(reason)), report.kept("roofline", ["commit abc"]):
         report.single("write", 0, "fio bytes/s", 3e9)
@@ -28,9 +27,8 @@ def test_an_interrupted_run_keeps_its_measurements_and_is_marked(
     assert os.listdir(tmp_path) == ["roofline.partial.csv"]
 
 
-def test_a_complete_or_empty_run_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
-    whole, empty = reports.Report(), reports.Report()
+def test_a_complete_or_empty_run_leaves_no_partial_file(tmp_path: Path) -> None:
+    whole, empty = reports.Report(str(tmp_path)), reports.Report(str(tmp_path))
 
     with whole.kept("roofline", []):
         whole.single("write", 0, "fio bytes/s", 3e9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -9,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from cairn_bench import figures
+from cairn_bench.__main__ import WHAT
 from cairn_bench.python.measures import Samples
 from cairn_bench.python.tables import about, side_by_side
+from cairn_bench.shared import NEW_RESULTS
 from cairn_bench.shared.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +98,31 @@ def test_every_file_is_named_by_a_page_every_picture_shown_and_every_page_linked
     }
 
     assert not [file.name for file in RESULTS.iterdir() if file.name not in named.get(file.suffix, ())]
+
+
+def parsed(module: object, *given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(error=parser.error)
+    module.add_arguments(parser)  # type: ignore[attr-defined]
+    return parser.parse_args(given)
+
+
+def test_only_record_writes_over_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def output(*given: str) -> str:
+        args = parsed(figures, *given)
+        figures.check(args)
+        return str(args.output)
+
+    monkeypatch.chdir(ROOT)
+    for name in figures.FIGURES:
+        assert output(name) == f"{NEW_RESULTS}/figure-{name}"
+    assert output("dtfm", "--record") == f"{RESULTS}/figure-dtfm"
+    assert output("11", "--output", "bench/results/figure-11-memory") == f"{NEW_RESULTS}/figure-11-memory"
+    assert output("11", "--record", "--output", "bench/results/figure-11-memory") == f"{RESULTS}/figure-11-memory"
+    assert output("11", "--output", "elsewhere/figure") == "elsewhere/figure"
+    with pytest.raises(SystemExit):
+        output("11", "--record", "--output", "elsewhere/figure")
+    for what in WHAT.keys() - {"figure", "compare", "results", "fall-back", "unfenced"}:
+        args = ["--source", "."] if what == "pccheck" else []
+        assert parsed(WHAT[what][0], *args).folder == NEW_RESULTS, what
+        assert parsed(WHAT[what][0], *args, "--record").folder == str(RESULTS), what

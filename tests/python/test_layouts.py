@@ -33,10 +33,9 @@ def test_each_restore_under_another_layout_gives_every_tensor_as_it_was(
     monkeypatch.setattr(tenplex, "RUNS", {tenplex.CHANGING: (True, {"dtype": "float64"})})
     parser = argparse.ArgumentParser()
     tenplex.add_arguments(parser)
+    parser.set_defaults(output=str(tmp_path / "small"))
 
-    measured = tenplex.measure(
-        parser.parse_args(["--dir", str(tmp_path), "--output", str(tmp_path / "small"), "--timeout", "120"])
-    )
+    measured = tenplex.measure(parser.parse_args(["--dir", str(tmp_path), "--timeout", "120"]))
 
     changes = tenplex.changes(read_table(f"{tmp_path}/small.csv")[1])
     assert measured == 0  # A tensor whose digest differs ends it.

@@ -6,7 +6,7 @@ not call. Then its own Python process drives it (original.py says what differs).
 and 500 MB back to back with one and with two in flight; by one and by two threads a checkpoint. Neither has an emulated
 link or disk. The first checkpoints, which lay out files, are not counted.
 
-A ratio is the strategy's time over the engine's. The goal is 0.9 to 1.1. Writes bench/results/pccheck-engine.csv.
+A ratio is the strategy's time over the engine's. The goal is 0.9 to 1.1. Writes pccheck-engine.csv.
 Needs torch, g++, two cores, 14 GB of memory and 16 GB of disk. The default takes about 10 minutes.
 """
 
@@ -21,7 +21,7 @@ import tempfile
 
 from ..shared import program
 from ..shared.files import begun
-from ..shared.options import add_directory, add_repetitions, numbers
+from ..shared.options import add_directory, add_record, add_repetitions, numbers
 from ..shared.report import Report, interval, table
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -47,6 +47,7 @@ TITLES = (
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, 5)
     parser.add_argument("--source", type=os.path.abspath, required=True, help="a checkout of PCcheck")
     parser.add_argument("--threads", type=numbers(least=1), default=[1, 2], help="a checkpoint, by comma; default: 1,2")
@@ -149,7 +150,7 @@ def lines(values):
 
 def run(args):
     head = [*begun(args.dir), "peer: PCcheck's own engine, driven by its own Python process"]
-    report = Report()
+    report = Report(args.folder)
     with tempfile.TemporaryDirectory(prefix="pccheck-") as folder, report.kept("pccheck-engine", head):
         library = build(args.source, folder)
         for pair in range(args.repetitions):

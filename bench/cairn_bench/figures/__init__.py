@@ -1,11 +1,15 @@
-"""Measures a figure of the evaluation with bench_training and draws it: bench/results/figure-NAME.{csv,png}.
+"""Measures a figure of the evaluation and draws it: figure-NAME.csv and .png in build/results, or, with --record, in
+bench/results, over the committed ones.
 
 A figure that is interrupted keeps what it measured in its CSV, and says so there. With --draw it is only drawn again.
+dtfm and cluster take seconds, the others three minutes to hours: the --help of each says it.
+Exit status: 0 drawn, 2 invalid arguments or a run that cannot be made, 130 interrupted.
 """
 
+import os
 import sys
 
-from ..shared import files, options
+from ..shared import ROOT, files, options
 from . import (
     cluster,
     goodput_figure,
@@ -23,7 +27,7 @@ from . import (
     tenplex,
     throughput,
 )
-from .arguments import settle
+from .arguments import add_output, settle
 
 FIGURES = {
     "8": (throughput, "throughput against the checkpoint interval, per model and strategy"),
@@ -44,12 +48,14 @@ FIGURES = {
 
 
 def add_arguments(parser):
-    names = parser.add_subparsers(dest="figure", metavar="NAME", required=True)
+    names = parser.add_subparsers(dest="figure", metavar="NAME")
     for name, (module, about) in FIGURES.items():
-        options.add_command(names, name, about, module)
+        add_output(options.add_command(names, name, about, module))
 
 
 def check(args):
+    if args.figure is None:
+        args.error(f"expected a NAME, of {', '.join(FIGURES)}")
     settle(args)
     options.check(FIGURES[args.figure][0], args)
 
@@ -77,6 +83,7 @@ def run(args):
         head, rows = runs.read_table(args.output + ".csv")
         picture, title = figure.draw(plots, args, sweep.figures_of(rows))
         plots.save(picture, args.output + ".png", title, head)
+        print(f"written: {os.path.relpath(args.output, ROOT)}.csv and .png", file=sys.stderr)
     except (files.BadResult, runs.Refused) as reason:
         print(f"scripts/bench figure: {reason}", file=sys.stderr)
         return 2

@@ -2,8 +2,8 @@
 
 import os
 
-from ..shared import RESULTS
-from ..shared.options import add_directory, add_repetitions, numbers, positive, some_of, whole
+from ..shared import RESULTS, ROOT
+from ..shared.options import add_directory, add_record, add_repetitions, numbers, positive, some_of, whole
 
 STRATEGIES = ("sync", "torch-save", "checkfreq", "gpm", "gemini", "pccheck", "cairn")
 # As tables name them, in their order. Pictures leave out what is in brackets.
@@ -28,7 +28,11 @@ def add_emulation(parser, repetitions=1, dilation=4, disk=0):
     about = f"times that all takes longer{', by comma: each point at each' if several else ''}; default: {usual}"
     parser.add_argument("--dilation", type=numbers(least=1) if several else positive(float), help=about)
     parser.set_defaults(usual_dilation=dilation, device="emulated")
-    parser.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
+
+
+def add_output(parser):
+    add_record(parser)
+    parser.add_argument("--output", help="another FOLDER/NAME, without .csv and .png; default: figure-NAME")
     parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
 
 
@@ -59,7 +63,11 @@ def add_in_flight(parser, default=IN_FLIGHT):
 
 def settle(args):
     """Fills in what depends on other options."""
-    args.output = args.output or os.path.join(RESULTS, f"figure-{args.figure}")
+    folder, name = os.path.split(args.output or f"figure-{args.figure}")
+    if not args.output or os.path.abspath(folder) == RESULTS:  # The committed results are written with --record alone.
+        args.output = os.path.join(args.folder, name)
+    elif args.folder == RESULTS:
+        args.error(f"--record: expected an --output in {os.path.relpath(RESULTS, ROOT)}, found {args.output}")
     if "dilation" not in args:
         return  # A figure without bench_training.
     own = [1] if isinstance(args.usual_dilation, list) else 1

@@ -6,7 +6,7 @@ GB), or one that is tuned to its demand. For each node: the cores and the memory
 job becomes when saves use so many cores of the node, with threads that take them from all jobs alike, or that profiles
 keep on what is spare first.
 
-Some seconds. Writes a CSV and a picture.
+Takes some seconds.
 """
 
 import os
@@ -30,8 +30,6 @@ WAYS = {"blind": "from all alike", "profiled": "spare first"}
 
 def add_arguments(parser):
     parser.add_argument("--seeds", type=positive(int), default=4, help="draws of the jobs; default: 4")
-    parser.add_argument("--output", help="default: bench/results/figure-cluster, without .csv and .png")
-    parser.add_argument("--draw", action="store_true", help="simulate nothing; draw what is in the CSV")
 
 
 def rows_of(mix, shares, seed):

@@ -6,7 +6,7 @@ for the interval, every checkpoint queues behind those before it: the age is at 
 fast enough, two overlap only when one is asked for early. The bars show that: pairs half of Tw apart, every 2.2 Tw, two
 in flight. The goal there is an age of at most 1.02 (Tw + the longer interval).
 
-Run it on an emulated disk (--disk-bytes-per-second): it is a figure of scheduling.
+Run it on an emulated disk (--disk-bytes-per-second): it is a figure of scheduling. Takes about ten minutes.
 """
 
 import math

@@ -31,8 +31,6 @@ def add_arguments(parser):
     parser.add_argument("--orders", type=positive(int), default=5, help="random orders of each network; default: 5")
     about = "how many placements a search prices; default: that of cairn place"
     parser.add_argument("--evaluations", type=positive(int), help=about)
-    parser.add_argument("--output", help="default: bench/results/figure-dtfm, without .csv and .png")
-    parser.add_argument("--draw", action="store_true", help="compute nothing; draw what is in the CSV")
     parser.set_defaults(device="emulated", dilation=1, usual_dilation=1)
 
 

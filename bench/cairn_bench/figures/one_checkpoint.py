@@ -8,6 +8,8 @@ With --filesystems each run is made on one filesystem after the other. ext4, wit
 on loop devices in files in --dir, four times as large as the largest state; that needs root.
 
 PCcheck has as many threads (1, 2, 4) as serve it best at each size: the CSV has the sweep.
+
+The default takes an hour on a disk of 1 GB/s; with --megabytes 10,32,100,320,1000 it takes ten minutes.
 """
 
 from ..shared import filesystems

@@ -4,6 +4,8 @@ age     how old the newest durable checkpoint is: the work that a failure at tha
 stalls  the share of iterations that were held up for at least so long
 memory  host memory beyond the emulated GPU's state: the process's own, its mapped files, and the machine's dirty pages
         beyond those at the begin
+
+Takes three to five minutes.
 """
 
 import json

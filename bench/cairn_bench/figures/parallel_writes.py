@@ -1,6 +1,6 @@
 """Figure 13: time of one checkpoint against how it is written: PCcheck's threads, Cairn's queue depth and chunk size.
 
-Nothing else is under way. Cairn has one line for each chunk size.
+Nothing else is under way. Cairn has one line for each chunk size. Takes about ten minutes.
 """
 
 from ..shared.options import numbers, positive

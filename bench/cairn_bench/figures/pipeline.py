@@ -5,7 +5,7 @@ pd-ssd of its own (480 MB/s, emulated), as PCcheck's authors had it. A checkpoin
 run ends with both nodes restoring the last one. Needs root and iproute2; --network loopback needs neither, and has no
 rate. For each interval and repetition, one run without checkpoints and one of each strategy run one after the other. The
 first twelve intervals are not counted. PCcheck is set up by a sweep at each interval, as in figure 8. The picture also has
-what the authors' artifact measured.
+what the authors' artifact measured. The committed figure's 81 runs took 23 minutes; the default has 135.
 """
 
 import math

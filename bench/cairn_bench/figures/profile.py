@@ -31,8 +31,6 @@ def add_arguments(parser):
     parser.add_argument("--only", type=some_of(JOBS), help=f"jobs, by comma: {', '.join(JOBS)}; default: all")
     parser.add_argument("--iterations", type=int, default=40, help="of each run; default: 40")
     parser.add_argument("--profiles", nargs="+", help="draw these profile.json files; measure nothing")
-    parser.add_argument("--output", help="default: bench/results/figure-profile, without .csv and .png")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
 
 
 def job_command(job, data, *more):

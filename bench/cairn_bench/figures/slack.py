@@ -30,8 +30,6 @@ def add_arguments(parser):
     parser.add_argument("--steps", type=positive(int), default=30, help="recorded steps of each job; default: 30")
     parser.add_argument("--micro-batch", type=positive(int), default=32, help="samples in each; default: 32")
     parser.add_argument("--timeout", type=positive(float), default=600, help="seconds for a job; default: 600")
-    parser.add_argument("--output", help="default: bench/results/figure-slack, without .csv and .png")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
 
 
 def published(name):

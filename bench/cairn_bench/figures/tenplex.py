@@ -45,8 +45,6 @@ def add_arguments(parser):
     parser.add_argument("--steps-per-minute", type=positive(float), default=1, help=about)
     parser.add_argument("--host-memory", default="32MiB", help="of each rank's pool; default: 32MiB")
     parser.add_argument("--timeout", type=positive(float), default=600, help="seconds for an interval; default: 600")
-    parser.add_argument("--output", help="default: bench/results/figure-tenplex, without .csv and .png")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
 
 
 def measure(args):

@@ -9,6 +9,8 @@ the CSV has the sweep.
 All of that is done at two dilations. The emulation slows everything down by the same factor, so that what a strategy
 costs must not depend on it. A point whose ranges at the two are further apart than half a per cent, by which equal runs
 differ, shows the machine, not the strategy: it is neither drawn nor in the table.
+
+The committed figure's 216 runs trained for 45 minutes in all. The default has 1,296: hours.
 """
 
 import itertools

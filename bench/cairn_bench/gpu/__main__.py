@@ -8,10 +8,12 @@ E kill            training on the GPU is killed, resumed, and compared bit by bi
 F failures        a lost context, an exit without close, forked loaders, staging that does not fit
 G ranks           NCCL with one rank, and with two where there are two GPUs; they train and save together
 
-Writes bench/results/gpu-STEP.{json,md} and prints a table at the end. A step whose result has the same source, device
-and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15; with --short all should take 6 to 8,
+Writes gpu-STEP.{json,md} to build/results, or with --record to bench/results, and prints a table at the end. A step whose
+result has the same source, device and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15; with --short all should take 6 to 8,
 with fewer and shorter runs. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the
-CPU and the driver's test double, at tiny sizes: it writes to build/prove-gpu and proves only that the steps themselves run. Exit status: 0 every line of the steps is met, 1 not.
+CPU and the driver's test double, at tiny sizes: it writes to build/prove-gpu and proves only that the steps themselves run.
+Before that it builds, 15 CPU minutes the first time (an estimate).
+Exit status: 0 every line of the steps is met, 1 not, 2 invalid arguments.
 """
 
 import argparse
@@ -20,8 +22,8 @@ import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
-from ..shared import RESULTS, ROOT
-from ..shared.options import add_directory
+from ..shared import ROOT
+from ..shared.options import add_directory, add_record
 from ..shared.report import table
 from . import contact, copies, correct, cost, failures, ranks, trainer
 from .context import Context, Failed
@@ -42,12 +44,13 @@ def parsed(arguments):
     parser.add_argument("--python", default=sys.executable, help="a Python with torch and cairn")
     parser.add_argument("--results", help=argparse.SUPPRESS)
     add_directory(parser)
+    add_record(parser)
     # scripts/prove-gpu asks for this before it builds.
     parser.add_argument("--check-arguments", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    args.steps = [step.upper() for step in args.steps] or list(STEPS)
-    if unknown := [step for step in args.steps if step not in STEPS]:
+    if unknown := [step for step in args.steps if step.upper() not in STEPS]:
         parser.error(f"unknown {', '.join(unknown)}; there are {', '.join(STEPS)}")
+    args.steps = [step.upper() for step in args.steps] or list(STEPS)
     return args
 
 
@@ -68,7 +71,7 @@ def main(arguments):
     if args.check_arguments:
         return 0
     os.makedirs(args.dir, exist_ok=True)
-    folder = args.results or (os.path.join(ROOT, "build/prove-gpu") if args.dry_run else RESULTS)
+    folder = args.results or (os.path.join(ROOT, "build/prove-gpu") if args.dry_run else args.folder)
     context = Context(args.dir, args.python, args.dry_run, args.short)
     try:
         about = context.about()

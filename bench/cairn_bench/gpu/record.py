@@ -1,4 +1,4 @@
-"""What a step has found: a line for each claim, with a verdict, in bench/results/gpu-STEP.{json,md}."""
+"""What a step has found: a line for each claim, with a verdict, in gpu-STEP.{json,md}."""
 
 import json
 import os

@@ -4,7 +4,7 @@ Several processes restore one checkpoint together. The newest has a flipped bit 
 others have read all of theirs when it is found. In pairs, in turns: restore(fall_back=True), and restore of the older
 step; the ratio of their times, its median, least and greatest. `cold`: the files' pages are dropped before each, which
 changes nothing if reads bypass the page cache. The goal is a median of 2.1 at most. Needs torch, 2 * ranks * mib of
-disk and half of that memory.
+disk and half of that memory. Takes a few minutes (an estimate).
 """
 
 import logging

@@ -4,7 +4,7 @@ Installs the peers (build/bench/tools, beside the user's torch). Then takes each
 every time in a fresh process: a first save, steady saves in adjacent pairs with fio, peak memory, saves beside busy
 training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition, a peer one. If a system fails,
 the table says why, and build/bench/logs says more. A state that is measured whole, with its peers (B and C with some of
-them), is written to bench/results/python-STATE.csv; --only A measures one state. Two hours for all on two cores
+them), is written to python-STATE.csv; --only A measures one state. Two hours for all on two cores
 with five repetitions. Needs 17 GB of disk and 14 GB of memory.
 
 With --device cuda the states are on the GPU, and the results are python-STATE-cuda. Nobody has run that yet.
@@ -18,7 +18,7 @@ import sys
 from ..shared.files import begun
 from ..shared.fio import LINE, hugepages
 from ..shared.machine import fill_page_cache, memory
-from ..shared.options import add_directory, add_only, add_repetitions, some_of
+from ..shared.options import add_directory, add_only, add_record, add_repetitions, some_of
 from ..shared.report import Report
 from .catalogue import CAIRN, CAIRN_WHOLE, PEERS
 from .goals import GOALS
@@ -37,6 +37,7 @@ MANY = ("torch.save", "safetensors", "dcp.async_save", "torch_checkpointing", "t
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, 5)
     add_only(parser, "states and measures", STATES + MEASURES)
     names = [entry.name for entry in PEERS]
@@ -100,7 +101,7 @@ def run(args):
     loops = BusyLoops(sys.executable)
     try:
         for state in args.states:
-            samples = Samples(state, Report())
+            samples = Samples(state, Report(args.folder))
             head = [*begun(args.dir), LINE]
             try:
                 measure_all(args, samples, loops, reasons)

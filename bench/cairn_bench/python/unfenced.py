@@ -3,7 +3,7 @@ in `save` and in the fence after it, with unfenced_writes="fail" and "ignore".
 
 Two Checkpointers in one process save the same tensors (--tensors of 64 KiB and 4 bytes each, above what `save` copies)
 in pairs, in turns; before each save the caches are swept, as a training step does. The cost is the median of the
-pairs' differences. The goal is 0.2 ms for 1,000 tensors. Needs torch, and 7 * tensors * 64 KiB of disk.
+pairs' differences. The goal is 0.2 ms for 1,000 tensors. Needs torch, and 7 * tensors * 64 KiB of disk. Takes a minute (an estimate).
 """
 
 import os

@@ -7,7 +7,7 @@ others' writers and readers do. Everything is fsynced before a save counts as do
 filled with a sparse file's pages (shared/machine.py says why), and before a read it drops what is read. After each
 change fio writes and reads as many bytes: less no system needs. In the first repetition every tensor's digest is compared after
 each read. Needs torch, fio, 8 GB of disk and 12 GB of memory; about 20 minutes on two cores.
-Writes bench/results/reconfigure.csv; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
+Writes reconfigure.csv; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
 reconfigure-memory.csv.
 
 central: rank 0 gathers all, torch.save, fsync; torch.load, scatter.
@@ -22,7 +22,7 @@ import time
 from ..shared import files, machine
 from ..shared.fio import fio, hugepages
 from ..shared.measures import Measure
-from ..shared.options import add_directory, add_repetitions, some_of
+from ..shared.options import add_directory, add_record, add_repetitions, some_of
 from ..shared.report import Report, short, table
 from .jobs import Failed, Job
 from .layout import LAYOUTS
@@ -45,6 +45,7 @@ MEASURES = [
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     add_repetitions(parser, 3)
     parser.add_argument("--model", choices=SIZES, default="xl/8", help="default: xl/8")
     about = f"by comma; default: {','.join(NAMES)}"
@@ -194,7 +195,7 @@ def seconds(values):
 
 def run(args):
     head = files.begun(args.dir)
-    report, name = Report(), "reconfigure" if args.disk_in_memory is None else "reconfigure-memory"
+    report, name = Report(args.folder), "reconfigure" if args.disk_in_memory is None else "reconfigure-memory"
     machine.fill_page_cache(machine.memory())
     with report.kept(name, head):
         for repetition in range(args.repetitions):

@@ -3,7 +3,7 @@
 The GPT of cairn_bench.reconfigure trains in two pipeline stages, 8 micro-batches a step, real processes on CPUs over gloo. Which
 of a pair comes first changes from one to the next; a step lasts from when the first rank begins it until the last has ended it.
 Only recording differs: instructions, messages, energy. Cairn's own trace is not a part of it. Needs torch; two minutes. Writes
-bench/results/records.csv.
+records.csv.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import time
 
 from ..shared import files
 from ..shared.measures import Measure
-from ..shared.options import add_directory, positive
+from ..shared.options import add_directory, add_record, positive
 from ..shared.report import Report
 from .jobs import Job
 from .layout import Layout
@@ -29,6 +29,7 @@ WARM_UP = 3  # Pairs.
 
 def add_arguments(parser):
     add_directory(parser)
+    add_record(parser)
     parser.add_argument("--pairs", type=positive(int), default=200, help="default: 200")
     parser.add_argument("--model", choices=SIZES, default="small", help="default: small")
     parser.add_argument("--micro-batch", type=positive(int), default=32, help="samples in each; default: 32")
@@ -76,7 +77,7 @@ def go(args, report):
 
 def run(args):
     head = files.begun(args.dir)
-    report = Report()
+    report = Report(args.folder)
     with report.kept("records", head):
         go(args, report)
     report.judge(MEASURES)

@@ -1,7 +1,7 @@
 """Makes the tables of README.md and of the pages in bench/results from the CSVs there.
 
 What a page has between <!-- begin NAME --> and <!-- end NAME --> is generated; what is around it is written by hand.
-Without --check every block is written again. With --check nothing is written: the exit code is 1 if a block differs
+Without --check every block is written again. Takes a second. With --check nothing is written: the exit code is 1 if a block differs
 from its CSVs, and each such block is named.
 """
 

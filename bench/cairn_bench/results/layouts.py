@@ -26,13 +26,13 @@ def replay(rows):
 
 def reconfigure(values):
     """Against the goals, and the medians."""
-    report = Report(values)
+    report = Report(values=values)
     report.judge(measures(values))
     return f"{report.text()}\n\n{seconds(values)}"
 
 
 def records(values):
     """Against the goal."""
-    report = Report(values)
+    report = Report(values=values)
     report.judge(RECORDS)
     return report.text()

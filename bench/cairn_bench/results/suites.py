@@ -18,7 +18,7 @@ from ..training import judged as training_judged
 
 
 def judged(values, measures):
-    report = Report(values)
+    report = Report(values=values)
     report.judge(measures)
     return report.text()
 
@@ -29,7 +29,7 @@ def roofline(values):
 
 def micro(measured):
     head, values = measured
-    return micro_judged(head, Report(values)).text()
+    return micro_judged(head, Report(values=values)).text()
 
 
 def pipeline(*parts):
@@ -49,7 +49,7 @@ def training(values):
         rows.append([f"{model}, every {every}", *(spread(of) if of else "-" for of in found)])
     titles = ("saves", "a step without saves, s", "slowdown, %", "against its own steps without a save, %",
               "least possible, %", "fence p99, % of a step", "durable after, s")  # fmt: skip
-    return f"{training_judged(Report(values)).text()}\n\n{table(titles, rows)}"
+    return f"{training_judged(Report(values=values)).text()}\n\n{table(titles, rows)}"
 
 
 def tuner(values):

@@ -1,4 +1,4 @@
-"""The CSV files in bench/results: lines of "# " that say where the figures come from, then columns and rows.
+"""The CSV files of results: lines of "# " that say where the figures come from, then columns and rows.
 
 The head's first line has date and command; then come machine and commit, what was emulated, and other notes.
 """
@@ -46,7 +46,8 @@ class Head(list):
 def begun(directory):
     """The head of a run that begins now and works in `directory`."""
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    command = shlex.join(["scripts/bench", *sys.argv[1:]]).replace(ROOT + "/", "")
+    given = (word for word in sys.argv[1:] if word != "--record")  # Who measures anew need not record it.
+    command = shlex.join(["scripts/bench", *given]).replace(ROOT + "/", "")
     return [f"{now}; {command}", f"machine: {machine(directory)}; commit {commit()}"]
 
 

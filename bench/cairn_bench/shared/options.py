@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from . import WORK
+from . import NEW_RESULTS, RESULTS, ROOT, WORK
 
 
 def add_command(parsers, name, about, module):
@@ -12,6 +12,7 @@ def add_command(parsers, name, about, module):
     parser = parsers.add_parser(name, help=about, description=module.__doc__, formatter_class=raw)
     parser.set_defaults(error=parser.error)
     module.add_arguments(parser)
+    return parser
 
 
 def check(module, args):
@@ -25,6 +26,13 @@ def add_directory(parser):
     parser.add_argument("--dir", type=os.path.abspath, default=WORK, help=about)
     about = "of memory: for an ext4 there instead of --dir, so that the disk adds nothing of its own (needs root)"
     parser.add_argument("--disk-in-memory", type=positive(float), metavar="GB", help=about)
+
+
+def add_record(parser):
+    """Of a command that writes results. Its arguments have the folder for them."""
+    new, committed = (os.path.relpath(folder, ROOT) for folder in (NEW_RESULTS, RESULTS))
+    about = f"write to {committed}, over the committed results; default: write to {new}"
+    parser.add_argument("--record", action="store_const", dest="folder", const=RESULTS, default=NEW_RESULTS, help=about)
 
 
 def add_repetitions(parser, default, name="--repetitions"):

@@ -6,7 +6,7 @@ import random
 import statistics
 import sys
 
-from . import RESULTS, files
+from . import ROOT, files
 from .measures import COLUMNS, Values
 
 TITLES = ("measure", "goal", "median", "95 % interval", "n", "")
@@ -53,9 +53,10 @@ def table(titles, rows):
 
 
 class Report:
-    """Every single value, for a CSV, and a table of the figures made of them."""
+    """Every single value, for a CSV in the folder, and a table of the figures made of them."""
 
-    def __init__(self, values=None):
+    def __init__(self, folder=None, values=None):
+        self.folder = folder
         self.quiet = values is not None  # They were measured before.
         self.values = Values(values or {})
         self.rows = []
@@ -87,9 +88,11 @@ class Report:
         return table(TITLES, self.rows)
 
     def write(self, name, head):
-        """bench/results/NAME.csv. `scripts/bench results` makes the table in the page beside it."""
+        """NAME.csv. `scripts/bench results` makes the table in the page beside it, if it is recorded."""
         rows = [(*key, f"{value:.6g}") for key, value in self.values.items()]
-        files.write(os.path.join(RESULTS, f"{name}.csv"), head, COLUMNS, rows)
+        path = os.path.join(self.folder, f"{name}.csv")
+        files.write(path, head, COLUMNS, rows)
+        print(f"written: {os.path.relpath(path, ROOT)}", file=sys.stderr)
 
     @contextlib.contextmanager
     def kept(self, name, head):
@@ -100,5 +103,4 @@ class Report:
             if self.values:
                 why = "interrupted" if isinstance(reason, KeyboardInterrupt) else str(reason)
                 self.write(f"{name}.partial", [*head, f"partial: {why}".splitlines()[0]])
-                print(f"kept: bench/results/{name}.partial.csv", file=sys.stderr)
             raise
