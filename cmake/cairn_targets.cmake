@@ -18,8 +18,9 @@ if(CAIRN_SANITIZE)
   endif()
 endif()
 
-# cairn_unity(TARGET): several of its files are compiled as one, which takes half of the time. Only scripts/test enables it
-# (CAIRN_UNITY): who changes one file compiles that one alone, and clang-tidy proves that each includes what it needs.
+# cairn_unity(TARGET): several of its files are compiled as one, which takes half of the time. pip and the scripts enable it
+# (CAIRN_UNITY), but not scripts/build: who changes one file compiles that one alone, and clang-tidy proves that each includes
+# what it needs.
 # Names in anonymous namespaces must differ within a batch.
 function(cairn_unity target)
   if(CAIRN_UNITY)

@@ -23,16 +23,17 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import pictures
 import squad
+from arguments import parse
 from sources import InvalidInput, articles_of, files_of, printable, read_text
 from tokenizers import Tokenizer
-from tokenizing import KINDS, MAX_VOCABULARY, Documents, encode, load_tokenizer, special_tokens, vocabulary_of
+from tokenizing import KINDS, Documents, encode, load_tokenizer, special_tokens, vocabulary_of
 
 
 @contextmanager
@@ -157,70 +158,15 @@ def prepare_pictures(options: argparse.Namespace) -> str:
         return pictures.pack(options.source, *found, out)
 
 
-def add_tokenizer(parser: argparse.ArgumentParser, kinds: Iterable[str]) -> None:
-    """The first kind is the default."""
-    default, *others = kinds
-    trained = parser.add_mutually_exclusive_group()
-    trained.add_argument("--tokenizer", type=Path, help="a Hugging Face tokenizer.json (default: train one)")
-    if others:
-        trained.add_argument(
-            "--kind",
-            choices=[default, *others],
-            default=default,
-            help=f"kind of tokenizer to train: byte-level BPE, BERT's, or whole words (default: {default})",
-        )
-    parser.add_argument(
-        "--vocabulary",
-        type=int,
-        help="maximum vocabulary to train (default: 8192" + ("; all words for word)" if others else ")"),
-    )
-    parser.set_defaults(kind=default)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="prepare-data", description="Turns data into files that cairn_train maps.")
-    kinds = parser.add_subparsers(required=True, metavar="KIND")
-    text = kinds.add_parser("text", help="turn UTF-8 text into tokens for a language model")
-    text.add_argument("source", nargs="+", type=Path, help="a file, or a folder including its subfolders")
-    text.set_defaults(prepare=prepare_text)
-    wikitext = kinds.add_parser("wikitext", help="turn WikiText-2 or -103 into tokens; articles are documents")
-    wikitext.add_argument("folder", type=Path, help="folder with wiki.train.tokens and its siblings")
-    wikitext.add_argument("--split", choices=["train", "valid", "test"], default="train", help="(default: train)")
-    wikitext.set_defaults(prepare=prepare_wikitext)
-    questions = kinds.add_parser("squad", help="turn SQuAD's JSON, 1.1 or 2.0, into questions with answer positions")
-    questions.add_argument("source", type=Path, help="a file such as train-v2.0.json")
-    questions.add_argument("--sequence", type=int, default=384, help="maximum tokens of a feature (default: 384)")
-    questions.add_argument(
-        "--stride", type=int, default=128, help="tokens by which features of one context overlap (default: 128)"
-    )
-    questions.set_defaults(prepare=prepare_squad)
-    packed = kinds.add_parser("pictures", help="turn JPEG pictures in the ImageNet layout into two files of pixels")
-    packed.add_argument("source", type=Path, help="the folder with a subfolder for each class, in it or in its train")
-    packed.set_defaults(prepare=prepare_pictures)
-    for one in (text, wikitext, questions, packed):
-        one.add_argument("out", type=Path, help="the folder to create")
-    for one, trained in ((text, KINDS), (wikitext, KINDS), (questions, ["wordpiece"])):
-        add_tokenizer(one, trained)
-    options = parser.parse_args()
-    if getattr(options, "vocabulary", None) is not None:
-        if options.tokenizer:
-            parser.error("--vocabulary: not allowed with argument --tokenizer")
-        if not (least := KINDS[options.kind].least) <= options.vocabulary <= MAX_VOCABULARY:
-            parser.error(f"--vocabulary {options.vocabulary}: expected {least} to {MAX_VOCABULARY}")
-    if options.prepare is prepare_squad and not 0 <= options.stride <= options.sequence - squad.MIN_ROOM:
-        parser.error(
-            f"--stride {options.stride}: expected 0 to --sequence minus {squad.MIN_ROOM}, "
-            f"{options.sequence - squad.MIN_ROOM}"
-        )
-    return options
+PREPARE = {"text": prepare_text, "wikitext": prepare_wikitext, "squad": prepare_squad, "pictures": prepare_pictures}
 
 
 def main() -> int:
-    options = parse()
+    options = parse(sys.argv[1:])
     try:
         if options.out.exists():
             raise InvalidInput(f"{options.out}: already exists")
-        print(f"{printable(options.out)}: {options.prepare(options)}")
+        print(f"{printable(options.out)}: {PREPARE[options.what](options)}")
     except (InvalidInput, OSError) as error:
         print(f"prepare-data: {error}", file=sys.stderr)
         return 1

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from arguments import MIN_ROOM
 from sources import InvalidInput
 from tokenizers import Tokenizer
 from tokenizing import encode
-
-MIN_ROOM = len("C?SaS")  # [CLS], one token of the question, [SEP], one of the context, [SEP].
 
 
 class Question(NamedTuple):

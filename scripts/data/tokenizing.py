@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from arguments import MAX_VOCABULARY
 from sources import InvalidInput
 from tokenizers import Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -104,18 +105,14 @@ def encode(tokenizer: Tokenizer, *text: str, special: bool = True) -> Encoding:
 
 class Kind(NamedTuple):
     train: Callable[[Documents, int], Tokenizer]
-    # The minimum size of the vocabulary.
-    least: int
-    # The default maximum size.
+    # The default maximum size of the vocabulary.
     most: int
 
 
-BYTES = 256
-MAX_VOCABULARY = 1 << 24
 KINDS = {
-    "bpe": Kind(train_bpe, BYTES + len(SPECIAL), 8192),
-    "wordpiece": Kind(train_wordpiece, 100, 8192),
-    "word": Kind(train_words, 3, MAX_VOCABULARY),
+    "bpe": Kind(train_bpe, 8192),
+    "wordpiece": Kind(train_wordpiece, 8192),
+    "word": Kind(train_words, MAX_VOCABULARY),
 }
 
 
