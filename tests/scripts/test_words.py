@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +20,15 @@ SCRIPTS = sorted(path.name for path in (ROOT / "scripts").iterdir() if path.is_f
 STARTERS = ("apt-get", "c++", "cc", "ccache", "clang++", "clang-format", "clang-tidy", "cmake", "ctest", "dpkg-query", "fio",
             "g++", "gcc", "git", "ninja", "pip", "pip3", "sudo")  # fmt: skip
 FREE_WORD = ("wheel",)  # Its word is a folder, whatever that is called.
+DEBIAN = "%secho installed\n"
+# A Python without torch. It installs nothing, but says that it did.
+PYTHON = f"""case " $* " in
+  *importlib.util*) exit 1 ;;
+  *" venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  *" pip "*) for word; do case $word in build/python/*) mkdir -p "$word" ;; esac; done ;;
+  *) exec "{sys.executable}" "$@" ;;
+esac
+%s"""
 
 
 class Checkout:
@@ -28,15 +36,16 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.started, commands = folder / "cairn", folder / "started", folder / "commands"
-        for name in ("scripts", "bench/cairn_bench", "bench/data"):
-            shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("scripts", "bench"):
+            shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
         for name in ("src", "tests", "bindings", "CMakeLists.txt"):
             (self.folder / name).symlink_to(ROOT / name)
         commands.mkdir()
-        python = 'case " $* " in *" pip "* | *" venv "*) ;; *) exec "' + sys.executable + '" "$@" ;; esac\n'
         for name in (*STARTERS, "python3"):
-            note = f'echo "{name} $*" >> "{self.started}"; exit 1\n'
-            (commands / name).write_text("#!/bin/sh\n" + (python if name == "python3" else "") + note)
+            note = f'echo "{name} $*" >> "{self.started}"\n'
+            (commands / name).write_text(
+                "#!/bin/sh\n" + {"python3": PYTHON, "dpkg-query": DEBIAN}.get(name, "%sexit 1\n") % note
+            )
             (commands / name).chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
         self.environment.pop("PYTHONPATH", None)
@@ -52,11 +61,13 @@ class Checkout:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Iterator[Checkout]:
-    made = Checkout(tmp_path)
-    yield made
-    assert not made.started.exists(), made.started.read_text()
-    assert made.files() == made.before
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def assert_nothing_was_started(checkout: Checkout) -> None:
+    assert not checkout.started.exists(), checkout.started.read_text()
+    assert checkout.files() == checkout.before
 
 
 def test_each_script_has_a_help_with_minutes_and_exit_status(checkout: Checkout) -> None:
@@ -69,6 +80,7 @@ def test_each_script_has_a_help_with_minutes_and_exit_status(checkout: Checkout)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(check, SCRIPTS))
+    assert_nothing_was_started(checkout)
 
 
 def test_each_script_names_what_it_does_not_know_and_what_it_knows(checkout: Checkout) -> None:
@@ -86,6 +98,26 @@ def test_each_script_names_what_it_does_not_know_and_what_it_knows(checkout: Che
               ["test-install", "2.7.1", "nonsense"]]  # fmt: skip
     with ThreadPoolExecutor() as pool:
         list(pool.map(check, options + words + deeper))
+    assert_nothing_was_started(checkout)
+
+
+def test_torch_is_fetched_only_for_what_links_or_imports_it(checkout: Checkout) -> None:
+    def fetched(*command: str) -> str:
+        checkout.started.unlink(missing_ok=True)
+        shutil.rmtree(checkout.folder / ".venv", ignore_errors=True)
+        checkout.run(*command)  # It fails when it builds.
+        started = checkout.started.read_text()
+        assert re.search("cmake|pip", started), started
+        return "torch" if " torch==" in started else "a Python" if " venv " in started else "nothing"
+
+    assert fetched("build", "release", "cairn", "cairn_cli", "bench_training") == "nothing"
+    assert fetched("build", "release") == "nothing"
+    assert fetched("figures", "dtfm") == "nothing"
+    assert fetched("bench", "micro") == "nothing"
+    assert fetched("build-python") == "a Python"
+    assert fetched("wheel") == "a Python"
+    assert fetched("build", "release", "cairn_train") == "torch"
+    assert fetched("figures", "slack") == "torch"
 
 
 def test_each_benchmark_says_how_long_it_takes() -> None:
