@@ -21,8 +21,7 @@ from typing import Any
 import cairn
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from cairn.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
+from cairn import dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -55,7 +54,6 @@ def main() -> int:
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    saving = dist.new_group(backend="gloo")  # Beside the one that trains.
 
     def say(text: str) -> None:
         if rank == 0:
@@ -77,7 +75,7 @@ def main() -> int:
         first = 1
         if checkpointer.steps():
             loaded = state(0)
-            dcp.load(loaded, storage_reader=StorageReader(checkpointer), planner=LoadPlanner())
+            dcp.load(loaded, storage_reader=dcp.StorageReader(checkpointer))
             set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
             first = loaded["step"] + 1
             say(f"{world} ranks, resumed from step {first - 1}\ndigest={digest(state(0))} step={first - 1}")
@@ -94,8 +92,7 @@ def main() -> int:
             dist.all_reduce(whole)
             say(f"step={step} loss={whole.item()}")
             if step % 10 == 0 or step == options.steps:
-                writer = StorageWriter(checkpointer, step)
-                dcp.async_save(state(step), storage_writer=writer, planner=SavePlanner(), process_group=saving)
+                dcp.async_save(state(step), storage_writer=dcp.StorageWriter(checkpointer, step))
                 say(f"digest={digest(state(step))} step={step}")
     dist.destroy_process_group()
     return 0

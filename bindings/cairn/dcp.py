@@ -1,11 +1,14 @@
 """torch.distributed.checkpoint (DCP) through Cairn: its storage writer, storage reader and planners.
 
-    checkpointer = cairn.Checkpointer(root, group=torch.distributed.group.WORLD)
-    dcp.async_save(state, storage_writer=cairn.dcp.StorageWriter(checkpointer, step), planner=cairn.dcp.SavePlanner())
-    dcp.load(state, storage_reader=cairn.dcp.StorageReader(checkpointer), planner=cairn.dcp.LoadPlanner())
+    import cairn.dcp as dcp
 
-Code that calls `dcp.save(state, checkpoint_id=path)` needs one line, `import cairn.dcp as dcp`: `save`, `async_save` and
-`load` here have DCP's signatures. The path's number is the step.
+    checkpointer = cairn.Checkpointer(root, group=torch.distributed.group.WORLD)
+    dcp.async_save(state, storage_writer=dcp.StorageWriter(checkpointer, step))
+    dcp.load(state, storage_reader=dcp.StorageReader(checkpointer))
+
+`save`, `async_save` and `load` have DCP's signatures, with SavePlanner and LoadPlanner by default. Code that calls
+`dcp.save(state, checkpoint_id=path)` needs the first line only: the path's number is the step. DCP's own calls take the
+writer and the reader too. Their `async_save` needs a process_group of its own if training itself uses gloo.
 
 Every rank writes one safetensors shard: its chunks of DTensors and sharded tensors, and its share of the data that
 several ranks hold. All shards are committed together, by the engine's own protocol. Any number of ranks can load them.

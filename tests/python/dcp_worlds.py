@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 dist.init_process_group("gloo", store=dist.PrefixStore(f"pg{world}", store), rank=rank, world_size=world,
                         timeout=datetime.timedelta(seconds=PG_TIMEOUT))
 mesh = init_device_mesh("cpu", (world,))
+saving = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PG_TIMEOUT))
 
 def save(state, step, how="async", planner=None, **options):
     writer = cairn.dcp.StorageWriter(c, step, **options)
@@ -30,7 +31,7 @@ def save(state, step, how="async", planner=None, **options):
     if how == "sync":
         dcp.save(state, storage_writer=writer, planner=planner)
     else:
-        response = dcp.async_save(state, storage_writer=writer, planner=planner)
+        response = dcp.async_save(state, storage_writer=writer, planner=planner, process_group=saving)
         getattr(response, "upload_completion", response).result()  # Before torch 2.9 it is the future itself.
 
 def load(state, step=None, planner=None):

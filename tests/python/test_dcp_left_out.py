@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import cairn
 import pytest
 import torch
 from dcp_worlds import Worlds, worlds
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 cairn_dcp = pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs.
@@ -76,11 +76,11 @@ def test_moments_that_the_state_to_load_into_lacks_are_an_error(
     into = state(*other)
     before = repr(into)
 
-    with pytest.raises(CheckpointException) as refused:
+    with pytest.raises(cairn.InvalidArgument) as refused:
         load(path, into)
 
     message = str(refused.value)
-    assert "InvalidArgument" in message and f"{path.parent}/step-00000000000000000001: " in message
+    assert message.startswith(f"{path.parent}/step-00000000000000000001: ")
     assert f"of an optimizer's state only in the checkpoint: {at}state.0" in message
     assert "get_optimizer_state_dict" in message and "strict=False" in message
     assert repr(into) == before
@@ -118,9 +118,9 @@ def test_numbers_of_an_optimizer_that_mean_other_parameters_are_an_error(path: P
         ),
     ):
         for strict in (True, False):
-            with pytest.raises(CheckpointException) as refused:
+            with pytest.raises(cairn.InvalidArgument) as refused:
                 load(path, state, strict=strict)
-            assert "InvalidArgument" in str(refused.value) and said in str(refused.value)
+            assert said in str(refused.value)
     load(path, made(names))
 
 

@@ -41,7 +41,8 @@ def begin(step, to=None):
     state = {f"w{i}": torch.full((10,), float(step)) for i in range(100)}
     first = rank == 1 and step == 0
     writer = (Begins if rank == 1 and step == 1 else cairn.dcp.StorageWriter)(to or c, step)
-    return dcp.async_save(state, storage_writer=writer, planner=Late() if first else cairn.dcp.SavePlanner())
+    planner = Late() if first else cairn.dcp.SavePlanner()
+    return dcp.async_save(state, storage_writer=writer, planner=planner, process_group=saving)
 """
 
 
@@ -76,7 +77,7 @@ def test_saves_to_two_roots_on_one_process_group_are_uploaded_in_order(worlds: W
     else:
         assert world.all("""
 writer = (Begins if rank else cairn.dcp.StorageWriter)(b, 1)
-dcp.save({"w": torch.ones(9)}, storage_writer=writer, planner=cairn.dcp.SavePlanner()); None
+dcp.save({"w": torch.ones(9)}, storage_writer=writer, planner=cairn.dcp.SavePlanner(), process_group=saving); None
 """) == [None] * 2  # fmt: skip
 
     assert world.all("first.upload_completion.result(60); [a.steps(), b.steps()]") == [[[0], [1]]] * 2
@@ -100,9 +101,11 @@ def at_once(step, value, wanted, source=None, **options):
     global begun
     begun = threading.Event()
     state = {"w": torch.full((100,), float(value)), "n": value}
-    dcp.async_save(state, storage_writer=cairn.dcp.StorageWriter(c, step, **options), planner=Held())
+    writer = cairn.dcp.StorageWriter(c, step, **options)
+    dcp.async_save(state, storage_writer=writer, planner=Held(), process_group=saving)
     found = {"w": torch.zeros(100), "n": 0}
-    dcp.load(found, storage_reader=Reads(source or c, wanted), planner=cairn.dcp.LoadPlanner())
+    reader = Reads(source or c, wanted)
+    dcp.load(found, storage_reader=reader, planner=cairn.dcp.LoadPlanner(), process_group=saving)
     return [found["n"], *found["w"].unique().tolist()]
 """
 

@@ -176,35 +176,43 @@ def test_dcp_saves_and_loads(tmp_path: Path) -> None:
     if not hasattr(state_dict_saver, "AsyncSaveResponse"):
         pytest.skip(f"torch {torch.__version__}: async_save returns no AsyncSaveResponse")
     before = """
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-mesh, step = init_device_mesh("cpu", (2,)), 5
-state = {"weight": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]), "step": step}
+def now():
+    "Weights and moments, whole."
+    with torch.no_grad():
+        mine = [*model.parameters(), *(one["exp_avg"] for one in optimizer.state.values())]
+        return torch.cat([one.full_tensor().reshape(-1) for one in mine]).tolist()
+def train(model, optimizer):
+    trained.append(now())
+    optimizer.zero_grad()
+    model(torch.ones(4)).sum().backward()  # FSDP communicates over the default group.
+    optimizer.step()
+steps, trained = 20, []
+"""
+    between = """
+first, end, steps, trained = len(trained), now(), 30, []
+torch.manual_seed(2)
+model = torch.nn.Linear(4, 4)
 """
     after = """
-assert state["weight"].full_tensor().tolist() == [*range(8)] and state["step"] == 5
-checkpointer.close()
-import cairn.dcp
-step = 6
-state = {"weight": state["weight"] + 1, "step": step}
-cairn.dcp.checkpointer_for(f"{root}/step-{step}", host_memory="64MiB")
+assert (first, len(trained), len(end)) == (20, 10, 40) and trained[0] == end
+root, step, state = root + "/by-path", 6, {"n": 6}
+dcp.checkpointer_for(f"{root}/step-{step}", host_memory="64MiB")
 """
     end = """
-assert state["weight"].full_tensor().tolist() == [*range(1, 9)] and state["step"] == 6
 dcp.checkpointer_for(f"{root}/step-{step}").close()
-torch.distributed.destroy_process_group()
+dist.destroy_process_group()
 """
-    code = blocks("docs/integrations.md", "python")
-    run_ranks(tmp_path, before + code[0] + after + code[1] + end)
+    program, by_path, *_ = blocks("docs/integrations.md", "python")
+    program = program.replace("4GiB", "64MiB").replace("dist.destroy_process_group()\n", "")
+    again = program.replace("dist.init_process_group()\n", "")
+    run_ranks(tmp_path, before + program + between + again + after + by_path + end)
 
     with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
-        assert [(one.step, one.world) for one in checkpointer.checkpoints()] == [(5, 2), (6, 2)]
+        assert [(one.step, one.world) for one in checkpointer.checkpoints()] == [(10, 2), (20, 2), (30, 2)]
 
 
 def test_pipeline_stages_save_and_load(tmp_path: Path) -> None:
     before = """
-from cairn.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
-import torch.distributed.checkpoint as dcp
 torch.distributed.init_process_group("gloo")
 rank, step = torch.distributed.get_rank(), 5
 stage_module = torch.nn.ModuleDict({str(rank): torch.nn.Linear(4, 4)})

@@ -16,6 +16,8 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument
 from .._paths import local_path
+from .failures import own_errors
+from .groups import own_group
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
@@ -99,10 +101,12 @@ def save(
 
     "runs/a/step-1000" and "runs/a/1000" are step 1000 of the root runs/a; "runs/a/epoch-3" is step 3 of the root
     "runs/a/epoch-". A step that is there is replaced. With a storage_writer it goes to that, as DCP's own call does.
-    The planner is SavePlanner unless one is given: nothing is pickled.
+    The planner is SavePlanner unless one is given: nothing is pickled. A failure of Cairn's own is raised as that, on all
+    ranks, and not within DCP's CheckpointException.
     """
     given = _given(checkpoint_id, storage_writer, planner, process_group, no_dist)
-    return state_dict_saver.save(state_dict, **given, **options)
+    with own_errors():
+        return state_dict_saver.save(state_dict, **given, **options)
 
 
 def async_save(
@@ -116,10 +120,12 @@ def async_save(
     **options: Any,
 ) -> Any:
     """torch.distributed.checkpoint.async_save, through Cairn; see `save`. Nothing is copied in the call: the tensors
-    must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that."""
+    must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that. Without
+    a process group of its own, or with the default one, it makes one of gloo's, once: training goes on with the default."""
     given = _given(checkpoint_id, storage_writer, planner, process_group, no_dist)
     if isinstance(given["storage_writer"], StorageWriter):
         given["storage_writer"]._planner = given["planner"]  # Staging then refuses what the planner refuses.
+        given["process_group"] = own_group(process_group, no_dist)
     return state_dict_saver.async_save(state_dict, **given, **options)
 
 
@@ -137,6 +143,7 @@ def load(
 ) -> None:
     """torch.distributed.checkpoint.load, through Cairn; see `save`. Waits for this process's saves, as StorageReader
     does. The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded.
+    Raises what StorageReader does, the same on all ranks: NotFound at the first start.
     `cast` and `strict` are StorageReader's. With `strict=False` what the checkpoint lacks stays as it is, too."""
     known: _Root | None = None
     made: StorageReader | None = None
@@ -158,15 +165,16 @@ def load(
         if not no_dist:
             Uploads.wait_before()  # Of other libraries' readers; Cairn's waits itself.
     try:
-        state_dict_loader.load(
-            state_dict,
-            checkpoint_id=checkpoint_id,
-            storage_reader=storage_reader,
-            planner=planner or LoadPlanner(allow_partial_load=not strict),
-            process_group=process_group,
-            no_dist=no_dist,
-            **options,
-        )
+        with own_errors():
+            state_dict_loader.load(
+                state_dict,
+                checkpoint_id=checkpoint_id,
+                storage_reader=storage_reader,
+                planner=planner or LoadPlanner(allow_partial_load=not strict),
+                process_group=process_group,
+                no_dist=no_dist,
+                **options,
+            )
     finally:
         if made is not None:
             made.reset()  # Releases the checkpoint, also if the load was refused before it read.

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from .._checkpointer import Checkpointer
-from .._errors import Corrupt, Error
+from .._errors import Corrupt
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
+from .failures import own_errors
 from .items import Items
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
@@ -98,13 +98,8 @@ def load_into(
     `by_path.load`. Raises what the first rank's failure is, on all."""
     reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
     try:
-        load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))
-    except CheckpointException as error:
-        # No Exception, and only its text says what happened. It is the same on all ranks.
-        _, (first, _) = min(error.failures.items(), key=lambda at: at[0])
-        if isinstance(first, Error):
-            raise first from None
-        raise
+        with own_errors():
+            load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))
     finally:
         reader.reset()  # Releases the checkpoint, also if the load was refused before it read.
 
@@ -127,7 +122,7 @@ def load_all(
         if top is None or paths[fqn][0] in top
     }
     reader = StorageReader(checkpointer, step, folder=folder)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), own_errors():
         warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
         load(flat, storage_reader=reader, planner=LoadPlanner(), no_dist=not together)
     try:

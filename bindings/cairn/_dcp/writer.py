@@ -26,6 +26,7 @@ from .._save import Save
 from .._tree.taken import copied
 from .._tree.tensors import TensorCollector
 from .compare import Layouts
+from .groups import refuse_default_group
 from .items import Items, Piece, is_step, memory_of, parse_step
 from .plain_values import Form, Held, Key, check_storable, held_values, large_arrays
 from .planners import SavePlanner
@@ -107,7 +108,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         async_save waits in `synchronize_staging`.
 
         In a group, what fails on this rank alone is raised when DCP plans: there the other ranks wait for this one.
+        InvalidArgument, on all ranks, if DCP would upload on a group with which training could hang.
         """
+        refuse_default_group()
         agreed = False
         given: dict[str, Any] = {}
 

@@ -190,7 +190,8 @@ def test_an_empty_state(ask: Ask) -> None:
 def test_what_was_staged_does_not_change_with_the_model(ask: Ask) -> None:
     ask("""
         weights, at = torch.full((100_000,), float(1 + rank)), next_step()
-        response = dcp.async_save({f"w{rank}": weights}, storage_writer=cairn.dcp.StorageWriter(c, at))
+        writer = cairn.dcp.StorageWriter(c, at)
+        response = dcp.async_save({f"w{rank}": weights}, storage_writer=writer, process_group=saving)
         getattr(response, "staging_completion", response).result()
         weights.zero_()
         getattr(response, "upload_completion", response).result()

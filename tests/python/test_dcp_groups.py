@@ -1,0 +1,84 @@
+"""cairn.dcp: the process group of an asynchronous save while training goes on, and what a load says at the first start.
+Real processes over gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dcp_worlds import Worlds, end, worlds
+
+pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+__all__ = ["worlds"]  # A fixture.
+
+TRAINS = """
+import threading
+uploads, trained = threading.Event(), threading.Event()
+class Crossed(cairn.dcp.SavePlanner):
+    "On rank 0 the upload's messages come before training's, on rank 1 after them."
+    def create_local_plan(self):
+        uploads.set()
+        assert rank == 0 or trained.wait(30)
+        return super().create_local_plan()
+def trains(step, **how):
+    uploads.clear(), trained.clear()
+    response = cairn.dcp.async_save({"w": torch.ones(9), "n": step}, planner=Crossed(), **how)
+    assert uploads.wait(30)
+    ones = [torch.ones(1000) for _ in range(9)]
+    works = [dist.all_reduce(one, async_op=True) for one in ones]
+    trained.set()
+    for work in works:
+        work.wait()
+    getattr(response, "upload_completion", response).result(30)  # Before torch 2.9 it is that future itself.
+    return torch.cat(ones).unique().tolist()
+"""
+
+
+def test_training_goes_on_beside_a_save(worlds: Worlds, root: Path) -> None:
+    world = worlds(2, "max_in_flight=4, keep_last=0", pg_timeout=20)
+    world.all(TRAINS)
+    summed = [[2.0]] * 2
+
+    # Given no group, or the one that trains, cairn.dcp makes one, once.
+    before = world.all("len(dist.distributed_c10d._world.pg_map)")
+    assert world.all("trains(1, storage_writer=cairn.dcp.StorageWriter(c, 1))") == summed
+    default = "process_group=dist.group.WORLD"
+    assert world.all(f"trains(2, storage_writer=cairn.dcp.StorageWriter(c, 2), {default})") == summed
+    by_path = f"cairn.dcp.checkpointer_for({str(root / 'b/step-3')!r}, host_memory='8MiB', chunk='1MiB')"
+    assert world.all(f"b = {by_path}; trains(3, checkpoint_id={str(root / 'b/step-3')!r})") == summed
+    assert world.all("len(dist.distributed_c10d._world.pg_map)") == [one + 1 for one in before]
+    assert world.all("b.close(); c.steps()") == [[1, 2]] * 2
+
+    # DCP's own call takes what it is given: refused on all ranks, before one of them waits for another.
+    for group in ("", f", {default}"):
+        call = f"dcp.async_save({{'w': torch.ones(9)}}, storage_writer=cairn.dcp.StorageWriter(c, 4){group})"
+        for answer in world.answers(call):
+            assert answer["error"] == "InvalidArgument"
+            assert 'process_group=torch.distributed.new_group(backend="gloo")' in answer["message"]
+    assert world.all("save({'w': torch.ones(9)}, 4); c.steps()") == [[1, 2, 4]] * 2
+
+    # On a GPU NCCL trains, and DCP has the gloo beside it.
+    world.all("torch.cuda.is_available = lambda: True; dist.get_backend_config = lambda: 'cpu:gloo,cuda:nccl'")
+    call = call.replace(f", {default}", "").replace("c, 4", "c, 5")
+    assert (
+        world.all(f"response = {call}; getattr(response, 'upload_completion', response).result(30); None") == [None] * 2
+    )
+    end(world)
+
+
+def test_a_load_by_path_raises_the_error_itself_on_all_ranks(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+
+    def load(path: Path) -> list[tuple[str, str]]:
+        answers = world.answers(f"cairn.dcp.load({{'w': torch.zeros(9)}}, checkpoint_id={str(path)!r})")
+        return [(answer["error"], answer["message"]) for answer in answers]
+
+    # The root is there, and empty, at the first start; another one has the step, damaged.
+    assert load(root / "step-1") == [("NotFound", f"there is no step 1 under {root}")] * 2
+    assert load(root.parent / "no/step-1")[0][0] == "NotFound"
+    assert world.all("save({'w': torch.ones(9)}, 1)") == [None] * 2
+    shard = next(root.glob("step-*/shard-00000*"))
+    shard.write_bytes(shard.read_bytes()[:-9])
+    first, second = load(root / "step-1")
+    assert first == second and first[0] == "Corrupt" and "Traceback" not in first[1]
+    end(world)
