@@ -10,7 +10,7 @@ from . import _in_flight
 from ._arguments import seconds
 from ._checkpointer import Checkpointer
 from ._errors import InvalidArgument, NotFound
-from ._paths import is_checkpoint, local_path
+from ._paths import checkpoint_path, is_checkpoint
 from ._save import parse_host_memory, parse_size
 
 
@@ -25,12 +25,13 @@ def load(
 ) -> Any:
     """Builds a tree from a checkpoint, every byte verified: objects come back as their state dicts.
 
-    `path` is a root (its newest checkpoint, or `step`), or the folder of one checkpoint, such as root/step-N, also where
-    it was copied elsewhere. Nothing is written. It waits for saves of this process as Checkpointer.load does, and for no
-    other process. The other options are Checkpointer.load's. Raises NotFound if there is no checkpoint, InvalidArgument if the path is a file, Corrupt if the
-    checkpoint is damaged. To continue training use Checkpointer.restore.
+    `path` is a root (its newest checkpoint, or `step`), or the folder of one checkpoint, such as root/step-70 (the zeros of
+    its name may be left out), also where it was copied elsewhere. Nothing is written. It waits for saves of this process
+    as Checkpointer.load does, and for no other process. The other options are Checkpointer.load's. Raises NotFound if
+    there is no checkpoint, InvalidArgument if the path is a file, Corrupt if the checkpoint is damaged. To continue
+    training use Checkpointer.restore.
     """
-    path = local_path(path)
+    path = checkpoint_path(path)
     how: dict[str, Any] = {"names": names, "lazy": lazy, "map_location": map_location, "progress": progress}
     if not os.path.isdir(path) or is_checkpoint(path):
         if step is not None:

@@ -29,5 +29,13 @@ def local_path(path: str | os.PathLike[str], what: str = "the path") -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+def checkpoint_path(path: str | os.PathLike[str], what: str = "the path") -> str:
+    """The same for a checkpoint's folder, which may be written without its zeros: root/step-70."""
+    found = local_path(path, what)
+    folder, name = os.path.split(found)
+    match = re.fullmatch(r"step-([0-9]{1,20})", name)
+    return found if match is None or os.path.exists(found) else os.path.join(folder, f"step-{int(match[1]):020}")
+
+
 def is_checkpoint(path: str) -> bool:
     return os.path.isfile(os.path.join(path, _MANIFEST))

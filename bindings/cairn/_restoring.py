@@ -8,7 +8,7 @@ from typing import Any
 
 from ._arguments import callback, optional_step
 from ._engine import Engine
-from ._paths import local_path
+from ._paths import checkpoint_path
 from ._ranks.reading import Reading
 from ._tree.casts import allows_loss
 from ._tree.tensors import placement_of
@@ -70,7 +70,7 @@ class Restoring(Engine):
         return self._reading.restore(
             tree,
             optional_step(step),
-            local_path(folder, "folder") if folder else "",
+            checkpoint_path(folder, "folder") if folder else "",
             fall_back,
             callback("progress", progress),
             strict=strict,
@@ -102,7 +102,7 @@ class Restoring(Engine):
             optional_step(step),
             names,
             lazy,
-            local_path(folder, "folder") if folder else "",
+            checkpoint_path(folder, "folder") if folder else "",
             callback("progress", progress),
             placement_of(map_location),
         )

@@ -148,6 +148,7 @@ def test_load_by_path(make: Make, root: Path, tmp_path: Path, monkeypatch: pytes
 
     assert cairn.load(root)["step"] == 2  # While a writer has it open.
     assert cairn.load(str(root), step=1)["step"] == 1
+    assert cairn.load(root / "step-1")["step"] == cairn.load(f"{root}/step-0001/")["step"] == 1
     assert cairn.load(two)["t"].tolist() == [2] * 3
     assert cairn.load("copy", map_location="cpu")["step"] == 1
     assert cairn.load(f"~/{root.name}", names="t").keys() == {"t"}
