@@ -14,9 +14,9 @@ import cairn
 import pytest
 import torch
 from jobs import COMMAND
+from pages import ROOT, blocks, run_block
 from programs import torchrun
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [
     *ROOT.glob("*.md"),
@@ -25,7 +25,7 @@ PAGES = [
     ROOT / "examples/README.md",
 ]
 # How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
-# test_recipes.py (SLURM and Kubernetes), in test_peers.py (networks), in tests/consumer (C++ and CMake) and in tests/trainer.
+# test_recipes.py (recipes, SLURM and Kubernetes), in test_peers.py (networks), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {
     ("CONTRIBUTING.md", "sh"): 1,
     ("README.md", "sh"): 2,
@@ -41,6 +41,7 @@ BLOCKS = {
     ("planning.md", "sh"): 4,
     ("planning.md", "cpp"): 1,
     ("python.md", "python"): 2,
+    ("recipes.md", "python"): 6,
     ("trainer.md", "sh"): 2,
 }
 
@@ -48,16 +49,6 @@ BLOCKS = {
 # What `cairn profile` has found out about a job.
 PROFILE = """{"version": 1, "command": ["train"], "full": {"cores": 2, "memory_bytes": 0, "peak_bytes": 0},
 "memory_note": "", "tolerance": 0.1, "samples": [{"cores": 2, "memory_bytes": 0, "throughput": 9}], "checks": []}"""
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-
-
-def run_block(code: str, where: str, names: dict[str, Any]) -> dict[str, Any]:
-    names = {"cairn": cairn, "torch": torch} | names
-    exec(compile(code.replace("4GiB", "64MiB"), where, "exec"), names)  # noqa: S102
-    return names
 
 
 def test_every_block_of_code_is_run_or_named_as_not_run() -> None:

@@ -1,7 +1,8 @@
-"""The recipes among the examples, and the lines for SLURM and Kubernetes in docs/operations.md."""
+"""docs/recipes.md, the recipes among the examples, and the lines for SLURM and Kubernetes in docs/operations.md."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import runpy
@@ -11,12 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cairn
 import pytest
+import torch
 import yaml
-from jobs import ENVIRONMENT
+from jobs import COMMAND, ENVIRONMENT
+from pages import ROOT, blocks, run_block
 from programs import EXAMPLES, torchrun
-
-ROOT = Path(__file__).parents[2]
+from safetensors.torch import load_file
 
 
 def steps(lines: list[str]) -> list[str]:
@@ -38,6 +41,66 @@ class Here:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
     return Here(monkeypatch, capsys)
+
+
+def layers(*names: str) -> torch.nn.ModuleDict:
+    return torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in names})
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([*model.named_parameters()], lr=0.1)
+
+
+def test_the_page_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO, "cairn")
+    run7, older, newer, changed, share, archive, archived = tmp_path / "run7", *blocks("docs/recipes.md", "python")
+    trained = layers("kept", "old")
+    optimizer = optimizer_of(trained)
+    writer = cairn.Checkpointer(run7, host_memory="64MiB", keep_last=2)
+    for step in (60, 70):
+        optimizer.zero_grad()
+        sum(one.sum() for one in trained.parameters()).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        tree = {"model": trained, "optimizer": optimizer, "step": step}
+        writer.save(step, tree, metrics={"loss": step / 100}).wait()
+    of_60 = cairn.load(run7, step=60)["model"]["kept.weight"]
+    evaluated: list[float] = []
+
+    def run(code: str, *names: str) -> dict[str, Any]:
+        model = layers(*names)
+        more = {"evaluate": lambda model: evaluated.append(model["kept"].weight.sum().item())}
+        used = {"root": str(run7), "model": model, "optimizer": optimizer_of(model), "checkpointer": writer, **more}
+        return run_block(code, "recipes.md", used)
+
+    run(older, "kept", "old")
+    run(newer, "kept", "old")
+    assert evaluated == [of_60.sum(), of_60.sum(), trained["kept"].weight.sum()]
+
+    caplog.clear()
+    after = run(changed.replace("strict=False", "step=60, strict=False"), "kept", "new")
+    assert after["tree"]["step"] == 60 and torch.equal(after["model"]["kept"].weight, of_60)
+    (printed,) = blocks("docs/recipes.md", "text")
+    said = [one.getMessage().replace(str(run7), "/mnt/nvme/run7") for one in caplog.records if one.name == "cairn"]
+    assert said == printed.splitlines()
+    assert len(after["optimizer"].state) == 2  # What is new has none before its first step.
+
+    assert torch.equal(run(share, "kept", "old")["model"]["kept"].weight, of_60)
+    (command,) = re.findall(r"`cairn (export ROOT .*?)`", (ROOT / "docs/recipes.md").read_text())
+    Path("model.safetensors").unlink()
+    subprocess.run([COMMAND, *command.replace("ROOT", str(run7)).replace("'", "").split()], check=True)
+    assert torch.equal(load_file("model.safetensors")["model/kept.weight"], of_60)
+
+    run(archive, "kept")
+    assert not any(one.pinned for one in writer.checkpoints())
+    for step in (80, 90):
+        writer.save(step, tree).wait()
+    writer.drain()
+    assert 60 not in writer.steps()
+    subprocess.run([COMMAND, "verify", "archive/run7-60"], check=True, capture_output=True)
+    after = run(archived, "kept", "old")
+    assert after["tree"]["step"] == 60 and torch.equal(after["model"]["kept"].weight, of_60)
+    writer.close()
 
 
 @pytest.mark.parametrize("name", ["ema.py", "compiled.py"])
@@ -87,10 +150,8 @@ def rest(process: subprocess.Popen[str]) -> list[str]:
 
 def block(language: str, begin: str) -> str:
     """The block of docs/operations.md that begins like this."""
-    text = (ROOT / "docs/operations.md").read_text()
-    found = re.findall(rf"^```{language}\n({begin}.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert len(found) == 1
-    return str(found[0])
+    (found,) = [one for one in blocks("docs/operations.md", language) if re.match(begin, one)]
+    return found
 
 
 class Slurm:
