@@ -54,17 +54,19 @@ constexpr std::uint64_t kMostGpuBytes = 1U << 30;
 /// What each subcommand runs.
 using Commands = std::map<const CLI::App*, std::function<int()>>;
 
-/// From 1 to `most`, or on.
-CLI::Validator WholeNumber(std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
+/// A whole number from `least` to `most`, or on. Without it, -1 would be read as 2^64 - 1.
+CLI::Validator WholeNumber(std::uint64_t least, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
   constexpr std::uint64_t kMillion = 1'000'000;
-  std::string range = "1 on";
+  std::string range = fmt::format("{} on", least);
   if (most < std::numeric_limits<std::uint64_t>::max()) {
-    range = most % kMillion == 0 ? fmt::format("1 to {} million", most / kMillion) : fmt::format("1 to {}", most);
+    range = most % kMillion == 0 ? fmt::format("{} to {} million", least, most / kMillion)
+                                 : fmt::format("{} to {}", least, most);
   }
-  return {[most, range](const std::string& text) {
-            const std::uint64_t number = ParseStep(text).value_or(0);
-            return number > 0 && number <= most ? ""
-                                                : fmt::format("expected a whole number from {}, found {}", range, text);
+  return {[least, most, range](const std::string& text) {
+            const std::optional<std::uint64_t> number = ParseStep(text);
+            return number && *number >= least && *number <= most
+                       ? ""
+                       : fmt::format("expected a whole number from {}, found {}", range, text);
           },
           ""};
 }
@@ -124,8 +126,12 @@ void AddProfile(CLI::App& app, Arguments& arguments, Commands& commands) {
                       "Lines that tell iterations: a regular expression (default: progress bars, step=N, N it/s)");
   profile->add_option("--means", profiling.means, "What it matches (default: rate if it has a group, else line)")
       ->check(CLI::IsMember({"line", "counter", "rate"}));
-  profile->add_option("--warm-up", profiling.warm_up, "Iterations to skip in each run")->capture_default_str();
-  profile->add_option("--iterations", profiling.iterations, "Iterations to measure, at least")->capture_default_str();
+  profile->add_option("--warm-up", profiling.warm_up, "Iterations to skip in each run")
+      ->check(WholeNumber(0))
+      ->capture_default_str();
+  profile->add_option("--iterations", profiling.iterations, "Iterations to measure, at least")
+      ->check(WholeNumber(1))
+      ->capture_default_str();
   profile->add_option("--least-time", profiling.least_time, "And for how long, at least")->capture_default_str();
   profile->add_option("--timeout", profiling.timeout, "Of each run")->capture_default_str();
   profile->add_option("--data", profiling.data, "A file or folder that each run shall read from the disk again")
@@ -172,7 +178,7 @@ void AddPeers(CLI::App& doctor, Arguments& arguments) {
       ->capture_default_str();
   doctor
       .add_option("--port", peering.port, "With --peers: rank 0's (default: MASTER_PORT; under torchrun the next one)")
-      ->check(WholeNumber(65535));
+      ->check(WholeNumber(1, 65535));
 }
 
 void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
@@ -200,12 +206,14 @@ void AddPlace(CLI::App& app, Arguments& arguments, Commands& commands) {
   place->add_option("topology", placing.topology, "A JSON file: links, failure domains, the job")->required();
   place->add_option("--state-bytes", placing.state_bytes,
                     "What one device saves: 8GB. This and the next three precede the file's");
-  place->add_option("--stages", placing.stages, "Pipeline stages");
+  place->add_option("--stages", placing.stages, "Pipeline stages")->check(WholeNumber(1));
   place->add_option("--gradient-bytes", placing.gradient_bytes, "Gradients of one stage");
   place->add_option("--activation-bytes", placing.activation_bytes, "What a replica sends from a stage to the next");
-  place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")->capture_default_str();
+  place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")
+      ->check(WholeNumber(0))
+      ->capture_default_str();
   place->add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
-      ->check(WholeNumber(100'000'000));
+      ->check(WholeNumber(1, 100'000'000));
   commands[place] = [&arguments] {
     arguments.placing.json = arguments.json;
     return Place(arguments.placing);
@@ -220,7 +228,7 @@ void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
   plan->add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
   plan->add_option("--to", planning.to, "The same of those that restore")->required();
   plan->add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
-      ->check(WholeNumber(1 << 16))
+      ->check(WholeNumber(1, 1 << 16))
       ->capture_default_str();
   commands[plan] = [&arguments] {
     arguments.planning.json = arguments.json;
@@ -241,14 +249,14 @@ void AddSlack(CLI::App& app, Arguments& arguments, Commands& commands) {
 
 /// Behind the path, or as --step.
 void AddStep(CLI::App& command, const std::string& help, Arguments& arguments) {
-  command.add_option("step,--step", arguments.step, help);
+  command.add_option("step,--step", arguments.step, help)->check(WholeNumber(0));
 }
 
 void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
   const std::string side_help = "A checkpoint's folder, a safetensors file, or a root (its newest checkpoint)";
-  CLI::App* const list =
-      AddCommand(app, "ls", "List the checkpoints of roots by their manifests, oldest first (verify checks the shards)",
-                 arguments);
+  CLI::App* const list = AddCommand(
+      app, "ls", "List the checkpoints of roots, oldest first: time, size, metrics, pins (verify checks the bytes)",
+      arguments);
   list->add_option("roots", arguments.roots, "Directories of checkpoints")->required();
   commands[list] = [&arguments] { return List(arguments.roots, arguments.json); };
 
@@ -269,6 +277,7 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
   diff->add_option("step", arguments.sides[2], "If `other` is a step: the step to compare with (default: the newest)");
   diff->add_option("--step", comparing.steps,
                    "The step of each side that is a root; twice: of the first, of the second")
+      ->check(WholeNumber(0))
       ->allow_extra_args(false);
   commands[diff] = [&arguments] {
     for (const std::string& side : arguments.sides) {
@@ -296,7 +305,7 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
 }
 
 void AddYes(CLI::App& command, bool& yes) {
-  command.add_flag("--yes", yes, "Do not ask. Without it, it asks if standard input is a terminal");
+  command.add_flag("--yes", yes, "Do not ask; otherwise it asks if standard input is a terminal");
 }
 
 void AddCollect(CLI::App& app, Arguments& arguments, Commands& commands) {
@@ -304,8 +313,9 @@ void AddCollect(CLI::App& app, Arguments& arguments, Commands& commands) {
   collect->add_option("root", arguments.path, "A directory of checkpoints")->required();
   collect->add_option("--keep-last", arguments.collecting.keep_last, "How many of the newest to keep")
       ->required()
-      ->check(WholeNumber());
-  collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
+      ->check(WholeNumber(1));
+  collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this")
+      ->check(WholeNumber(1));
   collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only print what would be removed; take no lock");
   AddYes(*collect, arguments.collecting.yes);
   commands[collect] = [&arguments] {

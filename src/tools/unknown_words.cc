@@ -49,7 +49,7 @@ Status Unknown(std::string_view kind, const std::string& word, const std::vector
                                   : fmt::format("there are {}", fmt::join(known, ", ")));
 }
 
-std::vector<std::string> Options(const CLI::App& app) {
+std::vector<std::string> OptionNames(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
@@ -70,7 +70,7 @@ Status CheckWords(const CLI::App& app, int argc, char** argv) {
   }
   const CLI::App& last = used.empty() ? app : *used.front();
   for (const std::string& word : last.remaining()) {
-    if (word.starts_with("--")) return Unknown("option", word.substr(0, word.find('=')), Options(last));
+    if (word.starts_with("--")) return Unknown("option", word.substr(0, word.find('=')), OptionNames(last));
   }
   return Status::Ok();
 }

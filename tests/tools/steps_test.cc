@@ -158,6 +158,7 @@ TEST_F(StepsTest, ATypingErrorNamesTheCommandOrOptionThatIsNearest) {
 
 TEST_F(StepsTest, RangesReadAsAPersonWritesThem) {
   EXPECT_THAT(Run({"gc", root_, "--keep-last=0"}).err, HasSubstr("expected a whole number from 1 on, found 0"));
+  EXPECT_THAT(Run({"show", root_, "--step=-1"}).err, HasSubstr("expected a whole number from 0 on, found -1"));
   EXPECT_THAT(Run({"place", root_, "--evaluations=0"}).err, HasSubstr("from 1 to 100 million, found 0"));
   EXPECT_THAT(Run({"profile", "--timeout=2d", "--", "true"}).err, HasSubstr("--timeout: expected 0 to 1d, found 2d"));
   EXPECT_THAT(Run({"doctor", root_, "--probe-time=1h"}).err, HasSubstr("expected 100ms to 5m, found 1h"));

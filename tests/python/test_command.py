@@ -1,4 +1,4 @@
-"""cairn export: the file of a module is what load_state_dict takes, whole."""
+"""The cairn command beside a job: what it exports is what torch loads, and what it pins the job keeps."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ class Tied(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(self.head(self.body(self.embedding(tokens))))
+
+
+def test_retention_of_a_running_job_keeps_what_the_command_pins(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with cairn.Checkpointer(root, host_memory="64MiB", keep_last=1) as checkpointer:
+        checkpointer.save(1, {"weight": torch.zeros(10)}).wait()
+        subprocess.run([COMMAND, "pin", root, "1"], check=True)
+        for step in (2, 3):
+            checkpointer.save(step, {"weight": torch.zeros(10)}).wait()
+
+    assert cairn.Checkpointer(root, read_only=True).steps() == [1, 3]
 
 
 def test_load_state_dict_takes_the_exported_file_whole(tmp_path: Path) -> None:
