@@ -94,6 +94,7 @@ def test_every_file_is_named_by_a_page_every_picture_shown_and_every_page_linked
     named = {
         ".csv": set(re.findall(r"\]\(([\w-]+\.csv)\)", pages)),
         ".png": set(re.findall(r"!\[[^]]+\]\(([\w-]+\.png)\)", pages)),
+        ".svg": set(re.findall(r"!\[[^]]+\]\(([\w-]+\.svg)\)", pages)),
         ".md": set(re.findall(r"\]\(\.\./bench/results/([\w-]+\.md)\)", (ROOT / "docs/results.md").read_text())),
     }
 

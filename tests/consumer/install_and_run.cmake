@@ -26,6 +26,7 @@ T Check(cairn::Result<T> result);
 void Check(const cairn::Status& status);
 void ForwardAndBackward(std::uintptr_t stream);
 void OptimizerStep(std::uintptr_t stream);
+void Train(std::uint64_t step);
 extern const std::string root, job;
 extern int rank, size;
 extern void* weight;

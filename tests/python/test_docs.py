@@ -28,7 +28,7 @@ PAGES = [
 # test_recipes.py (recipes, SLURM and Kubernetes), in test_peers.py (networks), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {
     ("CONTRIBUTING.md", "sh"): 1,
-    ("README.md", "sh"): 2,
+    ("README.md", "sh"): 1,
     ("README.md", "python"): 1,
     ("README.md", "cpp"): 1,
     ("cpp.md", "sh"): 1,
@@ -352,8 +352,8 @@ def test_its_first_use_is_ten_lines_or_so() -> None:
     assert len([line for line in blocks("README.md", "python")[0].splitlines() if line.strip()]) <= 13
 
 
-def test_it_ends_within_150_lines() -> None:
-    assert len(README.read_text().splitlines()) <= 150
+def test_it_ends_within_165_lines() -> None:
+    assert len(README.read_text().splitlines()) <= 165
 
 
 def anchors(page: Path) -> set[str]:

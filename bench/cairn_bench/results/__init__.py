@@ -1,8 +1,8 @@
-"""Makes the tables of README.md and of the pages in bench/results from the CSVs there.
+"""Makes the tables of README.md and of the pages in bench/results from the CSVs there, and README's chart.
 
 What a page has between <!-- begin NAME --> and <!-- end NAME --> is generated; what is around it is written by hand.
-Without --check every block is written again. Takes a second. With --check nothing is written: the exit code is 1 if a block differs
-from its CSVs, and each such block is named.
+Without --check everything is written again, in a second. With --check nothing is written: the exit code is 1 if a block or the chart
+differs from its CSVs, and each that does is named.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 
 from ..shared import RESULTS, ROOT
 from ..shared.files import BadResult, content
-from .blocks import BLOCKS
+from .blocks import BLOCKS, PICTURES
 
 BLOCK = r"(<!-- begin (\S+) -->\n)(.*?)(<!-- end \2 -->\n)"
 
@@ -49,6 +49,11 @@ def generated(text):
     return re.sub(BLOCK, made, text, flags=re.DOTALL), differ
 
 
+def write(path, text):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def run(args):
     wrong = False
     try:
@@ -57,11 +62,18 @@ def run(args):
         for path, text in texts.items():
             text, differ = generated(text)
             for name in differ:
+                wrong = True
                 print(f"{path}: {name} {'differs from the files' if args.check else 'written'}")
             if differ and not args.check:
-                with open(os.path.join(ROOT, path), "w", encoding="utf-8") as file:
-                    file.write(text)
-            wrong = wrong or bool(differ)
+                write(os.path.join(ROOT, path), text)
+        for name, draw in PICTURES.items():
+            path, drawn = os.path.join(RESULTS, name), draw()
+            if os.path.exists(path) and content(path) == drawn:
+                continue
+            wrong = True
+            print(f"{os.path.relpath(path, ROOT)}: {'differs from the files' if args.check else 'written'}")
+            if not args.check:
+                write(path, drawn)
     except BadResult as error:
         print(f"scripts/bench results: {error}", file=sys.stderr)
         return 2

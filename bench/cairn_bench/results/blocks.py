@@ -1,8 +1,8 @@
-"""The generated blocks of README.md and of the pages in bench/results, by name."""
+"""The generated blocks of README.md and of the pages in bench/results, and the pictures beside them, by name."""
 
 import functools
 
-from . import figures, filesystems, layouts, suites
+from . import figures, filesystems, front_page, layouts, suites
 from .source import counts_of_rows, counts_of_values, figure, provenance, suite
 
 
@@ -24,12 +24,8 @@ of_figures = functools.partial(block, figure, counts_of_rows)
 of_suites = functools.partial(block, suite, counts_of_values)
 
 
-def headline():
-    return suites.headline(suite("python-A")) + "\n"
-
-
 BLOCKS = {
-    "headline": headline,
+    "comparison": lambda: front_page.comparison(suite("python-A")),
     "commit-filesystems": of_suites(filesystems.commit, "commit-filesystems", heads=True),
     "figure-8": of_figures(figures.throughput, "figure-8"),
     "figure-8e": of_figures(figures.pipeline, "figure-8e"),
@@ -58,3 +54,6 @@ BLOCKS = {
     "training": of_suites(suites.training, "training"),
     "tuner": of_suites(suites.tuner, "tuner"),
 }
+
+# The others are drawn by scripts/figures.
+PICTURES = {"python-A.svg": lambda: front_page.chart(suite("python-A"))}

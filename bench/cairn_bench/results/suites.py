@@ -2,13 +2,11 @@
 
 import itertools
 import re
-import statistics
 
 from ..engine.measure import TITLES as ENGINE
 from ..engine.measure import lines as engine_lines
 from ..micro import judged as micro_judged
 from ..pipeline import MEASURES as PIPELINE
-from ..python.catalogue import PEERS
 from ..python.goals import GOALS
 from ..python.tables import side_by_side
 from ..roofline import MEASURES
@@ -76,27 +74,6 @@ def tuner(values):
 def between(values, form):
     """Of one and of two in flight, where both were measured."""
     return " to ".join(dict.fromkeys((form(min(values)), form(max(values)))))
-
-
-def headline(measured):
-    """README's table: Cairn beside the best peer of each row."""
-    head, values = measured
-    date = head.run[:10]
-
-    def row(title, system, measure, form, best, peers_note=""):
-        found = {peer: statistics.median(of) for peer in PEERS if (of := values.of(f"A {peer.name}", measure))}
-        peer = best(found, key=found.get)
-        note = peers_note if peer.fsync_added or "fsync" not in peers_note else ""
-        return [title, form(values.median(f"A {system}", measure)), f"{form(found[peer])} ({peer.name}{note})", date]
-
-    seconds, two = "{:.2f} s".format, "{:.2f}".format
-    lines = [
-        row("time until 2.1 GB of fp32 may be overwritten (pool of that size)", "cairn-whole", "steady free s", seconds, min),
-        row("save to durable, as a part of fio's write rate", "cairn", "steady durable of fio", two, max, " + fsync"),
-        row("CPU seconds per GB saved", "cairn", "steady cpu s/GB", two, min, " + fsync"),
-        row("cold load, verified, of fio's read rate", "cairn", "load of fio", two, max, ", not verified"),
-    ]  # fmt: skip
-    return table(("Two cores, CPU tensors, ext4 on a virtual disk", "Cairn", "the next best", "date"), lines)
 
 
 def engine(values):
