@@ -29,8 +29,8 @@ def own_group(given: Any, no_dist: bool) -> Any:
         return given
     default: Any = dist.group.WORLD
     if default not in _own:
-        timeout = default._get_backend(torch.device("cpu")).options._timeout
-        _own[default] = dist.new_group(backend="gloo", timeout=timeout)
+        options = getattr(default._get_backend(default._device_types[0]), "options", None)
+        _own[default] = dist.new_group(backend="gloo", timeout=getattr(options, "_timeout", None))
     return _own[default]
 
 
