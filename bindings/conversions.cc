@@ -119,6 +119,7 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["saves_failed"] = stats.saves_failed;
   fields["bytes_written"] = stats.bytes_written;
   fields["saves_in_flight"] = stats.saves_in_flight;
+  fields["since_durable"] = stats.since_durable ? py::object(py::float_(InSeconds(*stats.since_durable))) : py::none();
   fields["shards_recycled"] = stats.shards_recycled;
   fields["not_recycled_reason"] = stats.not_recycled_reason;
   fields["save_interval"] = stats.save_interval;

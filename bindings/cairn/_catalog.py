@@ -116,7 +116,23 @@ class Catalog:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Counters and sizes (bytes) of the checkpointer as a whole."""
+        """Of this Checkpointer as a whole, since it opened; sizes are bytes, ages seconds. In a group it is this rank's.
+
+        io_queue              "io_uring" or "threads"; io_queue_reason says why that one
+        pool_bytes            the pinned pool; pool_limit_bytes is what it may grow to
+        pool_hugepage_bytes   how much of the pool huge pages back; 0 until it was touched
+        pool_peak_bytes       the most that was in use at once
+        chunk_bytes           one chunk of the pool: what is copied and written at once
+        saves_started         saves that were accepted; each is durable, failed or in flight
+        saves_durable, saves_failed, saves_in_flight
+                              how many of them are; those cancelled, skipped or replaced count as failed
+        since_durable         the age of the newest durable save: how long ago it became durable. None before the first
+        bytes_written         what ended saves gave to the filesystem, with headers and padding
+        shards_recycled       files of retired checkpoints that were overwritten instead of new ones made;
+                              not_recycled_reason says why the last one that was rejected could not be
+        save_interval         iterations between saves, as `slowdown` and `mtbf` have chosen; 0 before that.
+                              save_interval_reason says what limits it
+        """
         return self._core.stats()
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:

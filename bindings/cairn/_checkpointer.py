@@ -45,23 +45,32 @@ class Checkpointer(Saving, Restoring, Catalog):
     from any thread. As a context manager it drains at the end; so does Python when it exits, within `close_timeout`.
 
     Sizes are bytes or text ("4GiB", "4GB"), times seconds:
+      root           the folder of the checkpoints, on a mounted filesystem; it is made if it is missing
       host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a
                      quarter of the memory that is available, divided by the ranks of this node (LOCAL_WORLD_SIZE, or
                      else the whole group). The first save, or the restore before it, then pins what is missing for the
                      state; with a size all is pinned when it opens
       max_in_flight  saves between queued and durable at once
-      keep_last      committed checkpoints to keep; 0 keeps all. keep_every also keeps each step divisible by it
-      keep_best      how many checkpoints to keep beside those: the ones with the best value of `best_metric`, one of the
-                     `metrics` given to `save`. best_mode is "min" or "max". Of equal ones the newest counts
+      keep_last      committed checkpoints to keep; 0 keeps all
+      keep_every     also keep each step divisible by it; 0: none
+      keep_best      how many checkpoints to keep beside those: the ones with the best value of `best_metric`
+      best_metric    one of the `metrics` given to `save`
+      best_mode      "min" or "max". Of equal ones the newest counts
       when_full      what `save` does when max_in_flight saves are in flight: "wait" (up to full_timeout), "skip" the
                      new one, or "replace" the youngest that is not captured
+      full_timeout   how long `save` waits then before it raises DeadlineExceeded
       stall_timeout  when the disk has not answered an operation for so long, saves that wait for it fail, further ones
                      fail at once until it answers, and fences return: training goes on. 0: never
       close_timeout  how long `close` may take, all of it
-      open_timeout   how long opening waits for another writer to release the root, before it fails and names that
-                     writer; with take_over it then takes the root, and the other writer's saves fail from then on
+      open_timeout   how long opening waits for another writer to release the root, before it fails and names that writer
+      take_over      after open_timeout take the root from that writer, whose saves fail from then on
       exist_ok       whether this process may have the root open already: that Checkpointer is closed first, once its
                      saves have ended. For a notebook's cell that is run again
+      read_only      only read: needs no lock, also beside a writer, and makes nothing in the root
+      chunk          size of one copy and one write, a multiple of 1 MiB. 0: 8 MiB, or 4 MiB in a small pool
+      queue_depth    how many writes, or reads, the disk has at once
+      worker_threads threads that compute checksums and copy CPU tensors. 0: one for each core, at most 4
+      copy_streams   CUDA streams for copies, on each device
       staging        device memory, on each device, to which chunks are copied first: a fence then waits only for what
                      neither it nor the pool holds. 0, or at least one chunk
       cuda_devices   the devices that saves will use, set up when it opens; by default torch's current one, if CUDA is in
@@ -73,9 +82,16 @@ class Checkpointer(Saving, Restoring, Catalog):
                      blocks. The disk then holds at most keep_last + max_in_flight + 1 checkpoints, plus those that
                      keep_every and pins keep
       io_queue       "auto", "io_uring" or "threads"
+      file_mode      permissions of new files, before the umask. 0o640 and 0o750 let another user of the group read
+      directory_mode permissions of new folders
+      trace_events   how many events to keep for `write_trace`; 0: none
+      unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
+                     Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
+                     "ignore"
       group          the ranks that write one checkpoint together, one shard each: a torch.distributed ProcessGroup, or
                      a tuple (Store, rank, world). Every rank opens the root, saves the same steps in the same order,
-                     and calls `restore` together with the others. A rank waits for the others up to group_timeout
+                     and calls `restore` together with the others
+      group_timeout  how long a rank waits for the others
       replicated     names of tensors and values that are equal on every rank (patterns with * and ?): written once, and
                      readable at any number of ranks. The contents of DistributedDataParallel modules are replicated
                      too. Everything else belongs to its rank. Every save compares names, dtypes, shapes and values. A
@@ -84,13 +100,10 @@ class Checkpointer(Saving, Restoring, Catalog):
                      have the same names in a state of cairn.dcp
       compare_replicas  when saves compare the contents of tensors, too, of which one rank's are kept: at the "first" save
                      (and after names or sizes have changed), "always" or "never". It reads all of them inside the call
-      unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
-                     Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
-                     "ignore"
       interval       seconds between saves, for `should_save`
-      slowdown, mtbf let `should_save` choose when to save: how much saves may slow training down (0.01 is 1 %), and the
-                     mean time between failures of the job. restart_time is the time from a failure until training
-                     continues
+      slowdown       or let `should_save` choose the interval: how much saves may slow training down (0.01 is 1 %)
+      mtbf           the mean time between failures of the job, with slowdown
+      restart_time   the time from a failure until training continues, with slowdown
     """
 
     def __init__(

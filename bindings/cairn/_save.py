@@ -102,7 +102,16 @@ class Save:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Its progress: bytes, phase, and times in seconds since the call of `save` (0 if not reached)."""
+        """Its progress. Times are seconds since the call of `save` began (0 if not reached), sizes bytes of this rank.
+
+        step                which one; phase is "queued", "capturing", "captured", "committing", "durable" or "failed"
+        bytes               of its tensors; bytes_written is what the filesystem has got, with header and padding
+        call                how long the call took; stall is how long it, and fences, blocked the caller for this save
+        enqueued            when every copy was enqueued; captured, written, durable: when that was reached
+        gpu_checksum_bytes  how many of its bytes GPUs have summed
+        staged              whether it went through `staging`; direct: written with O_DIRECT; recycled: over the blocks
+                            of a retired checkpoint
+        """
         return self._core.stats()
 
     def captured(self, timeout: float | None = None) -> None:

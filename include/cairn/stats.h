@@ -54,6 +54,8 @@ struct CheckpointerStats {
   std::uint64_t saves_failed = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t saves_in_flight = 0;
+  /// How long ago the newest of saves_durable became durable; none before the first.
+  std::optional<std::chrono::nanoseconds> since_durable;
   std::uint64_t shards_recycled = 0;  ///< Files of retired checkpoints that this rank overwrote.
   std::string not_recycled_reason;    ///< Why the last rejected file could not be reused.
   std::uint64_t save_interval = 0;    ///< Chosen by ShouldSave, in iterations. 0: none chosen yet.

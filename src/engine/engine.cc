@@ -243,6 +243,7 @@ void Engine::RemoveEndedJobs() {
         MutexLock lock(mutex_);
         std::erase(tasks_, task);
         ++(status.ok() ? durable_ : failed_);
+        if (status.ok()) durable_since_ = SaveTask::Clock::now();
         bytes_written_ += stats.bytes_written;
         recycled_ += stats.recycled ? 1 : 0;
         if (!status.ok() && status.code() != StatusCode::kCancelled) failures_.Add(task, status);
@@ -365,6 +366,7 @@ void Engine::AddStats(CheckpointerStats& stats) const {
   stats.saves_failed = failed_;
   stats.bytes_written = bytes_written_;
   stats.saves_in_flight = tasks_.size();
+  if (durable_ != 0) stats.since_durable = SaveTask::Clock::now() - durable_since_;
   stats.shards_recycled = recycled_;
   stats.not_recycled_reason = not_recycled_;
 }

@@ -107,6 +107,7 @@ class Engine {
   Failures failures_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;
+  SaveTask::Clock::time_point durable_since_ CAIRN_GUARDED_BY(mutex_);  // The newest of them.
   std::uint64_t failed_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t bytes_written_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t recycled_ CAIRN_GUARDED_BY(mutex_) = 0;

@@ -101,7 +101,9 @@ TEST(Observe, StatsReportBytesAndTimes) {
   auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB});
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors tensors = Tensors::Many(2, 500'000);
+  EXPECT_EQ((*checkpointer)->stats().since_durable, std::nullopt);
 
+  const auto begin = std::chrono::steady_clock::now();
   const auto save = (*checkpointer)->Save(1, tensors.state());
   ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
 
@@ -116,6 +118,8 @@ TEST(Observe, StatsReportBytesAndTimes) {
   const CheckpointerStats all = (*checkpointer)->stats();
   EXPECT_EQ(all.saves_durable, 1U);
   EXPECT_EQ(all.saves_in_flight, 0U);
+  EXPECT_LE(all.since_durable, std::chrono::steady_clock::now() - begin - stats.durable);
+  EXPECT_LT(all.since_durable, (*checkpointer)->stats().since_durable);
   EXPECT_EQ(all.bytes_written, stats.bytes_written);
   EXPECT_EQ(all.pool_bytes, 32_MiB);
   EXPECT_LE(all.pool_peak_bytes, all.pool_bytes);

@@ -6,6 +6,8 @@ import pydoc
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import cairn
@@ -116,3 +118,18 @@ def test_help_says_something_about_every_public_name() -> None:
     assert silent == []
     shown = pydoc.plain(pydoc.render_doc(cairn))
     assert [name for name in cairn.__all__ if name not in shown] == []
+
+
+def test_every_option_and_every_number_is_documented(make: Callable[..., cairn.Checkpointer]) -> None:
+    options = [*inspect.signature(cairn.Checkpointer).parameters]
+    assert sorted(re.findall(r"^  (\w+) +\S", str(inspect.getdoc(cairn.Checkpointer)), re.MULTILINE)) == sorted(options)
+
+    checkpointer = make()
+    assert checkpointer.stats["since_durable"] is None
+    begin = time.monotonic()
+    save = checkpointer.save(1, {"n": 1})
+    save.wait()
+    for stats, of in ((checkpointer.stats, cairn.Checkpointer.stats), (save.stats, cairn.Save.stats)):
+        assert [name for name in stats if not re.search(rf"\b{name}\b", str(of.__doc__))] == []
+    first, second = (checkpointer.stats["since_durable"] for _ in range(2))
+    assert 0 <= first < second < time.monotonic() - begin
