@@ -21,10 +21,16 @@ endif()
 # cairn_unity(TARGET): several of its files are compiled as one, which takes half of the time. pip and the scripts enable it
 # (CAIRN_UNITY), but not scripts/build: who changes one file compiles that one alone, and clang-tidy proves that each includes
 # what it needs.
-# Names in anonymous namespaces must differ within a batch.
+# Names in anonymous namespaces must differ within a batch. Where there are no tests, as for pip, a layer is one batch: who
+# installs changes nothing, and it takes a seventh less.
 function(cairn_unity target)
   if(CAIRN_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set(batch 8)
+    get_property(layers GLOBAL PROPERTY CAIRN_LAYERS)
+    if(NOT CAIRN_BUILD_TESTS AND target IN_LIST layers)
+      set(batch 0)  # All.
+    endif()
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # It takes the files for headers.
     endif()
@@ -57,8 +63,8 @@ function(cairn_layer name)
   target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(${name} PUBLIC cairn_headers ${ARG_PUBLIC} PRIVATE $<BUILD_INTERFACE:cairn_flags> ${ARG_PRIVATE})
   cairn_precompile(${name} cairn_base ${cairn_common_headers} <fmt/format.h>)
-  cairn_unity(${name})
   set_property(GLOBAL APPEND PROPERTY CAIRN_LAYERS ${name})
+  cairn_unity(${name})
 endfunction()
 
 # cairn_test(NAME [OPTIMISED | BENCH] SOURCES ... LIBRARIES ... [HOT ...] [ALONE ...]): one GoogleTest binary, whose tests
