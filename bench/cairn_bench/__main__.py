@@ -3,7 +3,7 @@
 Results go to build/results: a CSV, and of a figure a picture. The end says where. With --record they go to bench/results,
 over the committed ones; nothing else writes there but `results`, which makes the tables of the pages.
 What is missing is installed and built first: a few CPU minutes the first
-time (docs/benchmarks.md), and the download of torch for what uses it.
+time, and the download of torch for what uses it.
 Exit status: 0 measured, 2 invalid arguments or nothing to be measured here, 130 interrupted.
 """
 
