@@ -424,6 +424,8 @@ class TrainerMixin(_Base):
                 "their run: resume from them (resume_from_checkpoint=True), train into another output_dir, or remove "
                 "that folder first"
             )
+        if run.step is not None:
+            run.steps = {step for step in run.steps if step <= run.step}
         return stock
 
 

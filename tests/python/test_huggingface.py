@@ -278,6 +278,39 @@ def test_the_best_model_is_pinned_kept_and_loaded_at_the_end(tmp_path: Path) -> 
         assert [(one.step, one.pinned) for one in checkpointer.checkpoints()] == [(12, True), (14, False)]
 
 
+def test_a_run_that_goes_back_pins_no_step_of_the_abandoned_one(tmp_path: Path) -> None:
+    scores = {2: 0.5, 4: 0.1, 6: 0.1, 8: 0.1, 10: 0.1}
+    pinned = []
+
+    class Scored(hf.Trainer):  # type: ignore[misc]
+        def _evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+            return {"eval_score": scores[self.state.global_step]}
+
+        def _save_checkpoint(self, *arguments: Any) -> None:
+            super()._save_checkpoint(*arguments)
+            pinned.append((self.state.global_step, self._run().pinned))
+
+    settings: dict[str, Any] = {
+        "kind": Scored, "max_steps": 10, "eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 2,
+        "load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True,
+    }  # fmt: skip
+    a_trainer(tmp_path, **settings).train()
+    scores |= {4: 0.6, 6: 0.7, 8: 0.8, 10: 0.9}
+    pinned.clear()
+
+    again = a_trainer(tmp_path, **settings)
+    again.train(resume_from_checkpoint=2)
+
+    assert all(best is None or best < step for step, best in pinned), "the best may be this step, not saved yet"
+    assert again.state.best_model_checkpoint == str(tmp_path / "cairn/step-00000000000000000010")
+    with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
+        assert [(one.step, one.pinned) for one in checkpointer.checkpoints()] == [
+            (2, True),  # By the abandoned run.
+            (8, False),
+            (10, True),
+        ]
+
+
 def test_what_is_read_right_after_a_save_is_what_it_saves(tmp_path: Path) -> None:
     read: list[int] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import PurePath
@@ -17,6 +18,8 @@ from .._tree.tensors import TensorCollector
 from . import sharded
 from .contents import RANK, TRAINER, tied_names
 from .model_folder import Companions, Files, weight_index
+
+_log = logging.getLogger("cairn")
 
 # Everything is identical on all ranks but what is below RANK.
 REPLICATED = Rules(under=("",), but=(RANK,))
@@ -44,7 +47,7 @@ class Run:
         self.resumes = False
         self.restored: dict[str, Any] = {}
         self.known = Known()  # Of the optimizer in what it resumes from.
-        self.steps = set(checkpointer.steps())
+        self.steps = set(checkpointer.steps())  # What this run may pin: not those after the one it resumes from.
         self.saves: dict[int, Save] = {}  # Those that may not have ended.
         self.newest: Save | None = None
         self.order: list[int] = []  # Steps saved by this run.
@@ -121,7 +124,10 @@ class Run:
                 return
             save.wait()
         if self.checkpointer.rank == 0:
-            self.checkpointer.pin(best)
+            try:
+                self.checkpointer.pin(best)
+            except NotFound as error:  # Somebody has removed it.
+                _log.warning("%s: the best model's checkpoint is not pinned: %s", self.checkpointer.root, error)
             if self.pinned is not None:
                 with suppress(NotFound):
                     self.checkpointer.unpin(self.pinned)
