@@ -75,10 +75,42 @@ def test_a_load_by_path_raises_the_error_itself_on_all_ranks(worlds: Worlds, roo
 
     # The root is there, and empty, at the first start; another one has the step, damaged.
     assert load(root / "step-1") == [("NotFound", f"there is no step 1 under {root}")] * 2
-    assert load(root.parent / "no/step-1")[0][0] == "NotFound"
+    nowhere = root.parent / "no"
+    assert load(nowhere / "step-1")[0][1] == f"there is no checkpoint under {nowhere}: there is no such directory"
+    # A rank that finds the root already, which another rank made after its NotFound, hears the same.
+    nowhere.mkdir()
+    world[0].run(
+        f"import os; real = os.path.isdir; os.path.isdir = lambda at: at != {str(nowhere)!r} and real(at); None"
+    )
+    assert load(nowhere / "step-1")[0] == load(nowhere / "step-1")[1]
+    world[0].run("os.path.isdir = real; None")
+    nowhere.rmdir()
+
+    # DCP's own checkpoint is not the first start.
+    world.all(f"dcp.save({{'w': torch.ones(9)}}, checkpoint_id={str(root.parent / 'theirs/step-25')!r})")
+    for error, message in load(root.parent / "theirs/step-25"):
+        assert error == "InvalidArgument" and "in DCP's own format" in message
     assert world.all("save({'w': torch.ones(9)}, 1)") == [None] * 2
     shard = next(root.glob("step-*/shard-00000*"))
     shard.write_bytes(shard.read_bytes()[:-9])
     first, second = load(root / "step-1")
     assert first == second and first[0] == "Corrupt" and "Traceback" not in first[1]
+    end(world)
+
+
+def test_a_failure_that_nobody_asks_for_is_logged(worlds: Worlds) -> None:
+    world = worlds(2, pg_timeout=20)
+    world.all("""
+import logging
+told = []
+handler = logging.Handler()
+handler.emit = lambda record: told.append(record.getMessage())
+logging.getLogger("cairn").addHandler(handler)
+class Broken(cairn.dcp.SavePlanner):
+    def create_local_plan(self):
+        raise ValueError("a broken plan")
+""")
+    save = "cairn.dcp.async_save({'w': torch.ones(9)}, storage_writer=cairn.dcp.StorageWriter(c, 7), planner=Broken())"
+    world.all(f"r = {save}; getattr(r, 'upload_completion', r).exception(30); None")
+    assert world.all("told") == [["step 7 is not saved: async_save has failed: a broken plan"]] * 2
     end(world)

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from .._checkpointer import Checkpointer
-from .._errors import Error, InvalidArgument
+from .._errors import Error, InvalidArgument, NotFound
 from .._paths import local_path
 from .failures import own_errors
 from .groups import own_group
 from .planners import LoadPlanner, SavePlanner
-from .reader import StorageReader
+from .reader import MissingReader, StorageReader
 from .uploads import Uploads
 from .writer import StorageWriter
 
@@ -146,7 +146,7 @@ def load(
     Raises what StorageReader does, the same on all ranks: NotFound at the first start.
     `cast` and `strict` are StorageReader's. With `strict=False` what the checkpoint lacks stays as it is, too."""
     known: _Root | None = None
-    made: StorageReader | None = None
+    made: StorageReader | MissingReader | None = None
     step: int | None = None
     if not storage_reader:
         root, step = parse_path(checkpoint_id)
@@ -154,7 +154,13 @@ def load(
         with _lock:
             known = _roots.setdefault(os.path.realpath(root), _Root())
             opened = None if known.checkpointer is None or known.checkpointer._core.closed else known.checkpointer
-            storage_reader = made = StorageReader(opened or root, step, cast=cast, strict=strict)
+            try:
+                if opened is None and not os.path.isdir(root):
+                    raise NotFound(f"there is no checkpoint under {root}: there is no such directory")
+                made = StorageReader(opened or root, step, cast=cast, strict=strict)
+            except Error as error:  # The other ranks may have found it meanwhile.
+                made = MissingReader(error)
+            storage_reader = made
             made._group = False if no_dist else process_group
             known.users.add(made)
         if opened is not None:

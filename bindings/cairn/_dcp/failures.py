@@ -17,7 +17,13 @@ def own_errors() -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        _, (first, _) = min(error.failures.items(), key=lambda at: at[0])
-        if isinstance(first, Error):
+        if isinstance(first := first_of(error), Error):
             raise first from None
         raise
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first rank's error, of those in DCP's CheckpointException; any other is itself."""
+    if isinstance(error, CheckpointException):
+        return min(error.failures.items(), key=lambda at: at[0])[1][0]
+    return error

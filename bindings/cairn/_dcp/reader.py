@@ -7,6 +7,7 @@ import heapq
 import io
 import math
 import os
+import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from .._checkpointer import Checkpointer
-from .._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
+from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
@@ -59,6 +60,41 @@ class _FailedMetadata(Metadata):
 
     def __getattr__(self, name: str) -> Any:
         raise self.error if name == "state_dict_metadata" else AttributeError(name)
+
+
+class MissingReader(storage.StorageReader):
+    """In place of a StorageReader that cannot be made: all ranks of the load raise the error, also those that could."""
+
+    def __init__(self, error: Error) -> None:
+        self._error = error
+        self._group: Any = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        Uploads.wait_before()
+        return ""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self) -> Metadata:
+        return _FailedMetadata(self._error)
+
+    def set_up_storage_reader(self, *args: Any, **kwargs: Any) -> None:
+        raise self._error
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        raise self._error
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        raise self._error
+
+    def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
+        raise self._error
 
 
 class _Names(dict[str, TensorStorageMetadata | BytesStorageMetadata]):
@@ -138,6 +174,8 @@ class StorageReader(storage.StorageReader):
             metadata = _Names({fqn: _metadata_of(stored, fqn) for fqn in stored.paths}, stored.refused)
         except Error as error:
             self._release_hold()
+            if isinstance(error, NotFound) and not self._folder:
+                error = _of_dcp(self._checkpointer.root, self._step) or error
             return _FailedMetadata(error)
         return Metadata(
             metadata,
@@ -373,3 +411,16 @@ def _metadata_of(stored: StoredItems, fqn: str) -> TensorStorageMetadata | Bytes
         torch.Size(chunks[0].size),
         [ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.shape)) for one in chunks],
     )
+
+
+def _of_dcp(root: str, step: int | None) -> Error | None:
+    """Refuses what would be taken for the first start: the root, or the step in it, is a checkpoint of DCP's own."""
+    for folder in sorted(os.scandir(root), key=lambda entry: entry.name):
+        number = re.search(r"[0-9]+$", folder.name)
+        asked = step is None or (number is not None and int(number[0]) == step)
+        if asked and os.path.exists(os.path.join(folder.path, ".metadata")):
+            return InvalidArgument(
+                f"{folder.path}: expected a checkpoint of Cairn, found one in DCP's own format: load it once with "
+                "torch.distributed.checkpoint.load, and save it through cairn.dcp"
+            )
+    return None

@@ -9,6 +9,7 @@ order: that is the order of the uploads too.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import sys
 import threading
@@ -22,8 +23,10 @@ from .. import _threads
 from .._checkpointer import Checkpointer
 from .._errors import DeadlineExceeded, Error
 from .._save import Save
+from .failures import first_of
 from .shares import WriteShares
 
+_log = logging.getLogger("cairn")
 _LOOK_EVERY = 1.0  # Seconds, at a save whose upload has not begun: it may have failed, and then never does.
 
 
@@ -38,9 +41,13 @@ class Upload:
     def begin(self) -> None:
         """DCP begins, on this thread. When it is done and has not let the save commit, the save is abandoned."""
         self._thread = threading.current_thread()
-        arguments = self._thread, _future_of_this_thread()
+        future = _future_of_this_thread()
+        if future is not None:
+            future.add_done_callback(self._tell)
         try:
-            _threads.start(threading.Thread(target=self._watch, args=arguments, name="cairn-upload", daemon=True))
+            _threads.start(
+                threading.Thread(target=self._watch, args=(self._thread, future), name="cairn-upload", daemon=True)
+            )
         except BaseException:
             self.end()
             raise
@@ -62,6 +69,12 @@ class Upload:
             if time.monotonic() >= end:
                 return False
         return True
+
+    def _tell(self, future: Future[Any]) -> None:
+        """Nobody may ask the future. What failed within the save is logged with it."""
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not self.save.done():
+            _log.error("step %s is not saved: async_save has failed: %s", self.save.step, first_of(error))
 
     def _watch(self, thread: threading.Thread, future: Future[Any] | None) -> None:
         if future is None:
