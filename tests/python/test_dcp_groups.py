@@ -35,9 +35,14 @@ def trains(step, **how):
 
 
 def test_training_goes_on_beside_a_save(worlds: Worlds, root: Path) -> None:
-    world = worlds(2, "max_in_flight=4, keep_last=0", pg_timeout=20)
+    world = worlds(2, "max_in_flight=4, keep_last=0", pg_timeout=20, timeout=5)
     world.all(TRAINS)
     summed = [[2.0]] * 2
+
+    # Before it is made, all ranks must have come.
+    call = "cairn.dcp.async_save({'w': torch.ones(9)}, storage_writer=cairn.dcp.StorageWriter(c, 9))"
+    alone = world[0].start(call).answer()
+    assert alone["error"] == "DeadlineExceeded" and "nothing from rank 1" in alone["message"]
 
     # Given no group, or the one that trains, cairn.dcp makes one, once.
     before = world.all("len(dist.distributed_c10d._world.pg_map)")

@@ -125,7 +125,7 @@ def async_save(
     given = _given(checkpoint_id, storage_writer, planner, process_group, no_dist)
     if isinstance(given["storage_writer"], StorageWriter):
         given["storage_writer"]._planner = given["planner"]  # Staging then refuses what the planner refuses.
-        given["process_group"] = own_group(process_group, no_dist)
+        given["process_group"] = own_group(process_group, no_dist, given["storage_writer"]._checkpointer._ranks)
     return state_dict_saver.async_save(state_dict, **given, **options)
 
 
