@@ -18,7 +18,7 @@ FACTS = (
     ("power cut after the save has ended", "may be lost: nothing is synced", "may be lost: files are synced, their names are not",
      "there: files, names and folders are synced"),
     # tests/python/test_memory.py
-    ("host memory beside the state", "little", "the whole state", "a pool with a limit, yours or a quarter of what is free"),
+    ("host memory beside the state", "little", "the whole state", "a pool: the state's size, at most a quarter of what is free; or your limit"),
     # tests/python/test_layouts.py, test_dcp_ranks.py
     ("another number of ranks", "no", "yes", "yes, through `cairn.dcp`; plain trees: what is replicated"),
     ("object storage", "through other libraries", "through fsspec", "no"),
