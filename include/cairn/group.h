@@ -49,7 +49,8 @@ class Group {
 };
 
 /// One connection to a key-value store that all ranks of a job reach, such as torch.distributed's (see torch.h). Values
-/// are any bytes. The calls may block, and are used by one thread. A status that is not ok means that the store is
+/// are any bytes. The calls may block, and are used by one thread. NoSpace means that the store is full: the call has
+/// changed nothing, and is tried again until there is room. Any other status that is not ok means that the store is
 /// lost.
 struct KeyValueStore {
   std::function<Status(const std::string& key, const std::string& value)> set;

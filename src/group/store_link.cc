@@ -31,6 +31,8 @@ constexpr std::string_view kOfSize = " of ";
 constexpr char kRefused = '!';
 // The longest pause between rank 0's checks for the successor of a rank that has not taken its answer.
 constexpr milliseconds kSuccessor{100};
+// The longest pause before a full store is tried again.
+constexpr milliseconds kFull{250};
 // Until a listener that has not ended is woken.
 constexpr milliseconds kBlocked{50};
 // Entries of the log that the last rank removes: those written while others left.
@@ -38,6 +40,12 @@ constexpr std::int64_t kLeftovers = 32;
 
 Result<bool> Put(const KeyValueStore& store, const std::string& key, const StoreEntry& entry) {
   return store.set_if_absent(key, PackEntry(entry));
+}
+
+const Status& StatusOf(const Status& status) { return status; }
+template <typename T>
+Status StatusOf(const Result<T>& result) {
+  return result.status();
 }
 
 std::string Seconds(std::chrono::nanoseconds span) {
@@ -123,7 +131,11 @@ bool StoreLink::HasEnded(const Served StoreLink::*served, Deadline deadline) {
 
 void StoreLink::Close() {
   const Deadline deadline = Deadline::In(options_.close_timeout);
-  close_by_ = deadline.when();
+  {
+    MutexLock lock(mutex_);
+    close_by_ = deadline.when();
+    ended_.NotifyAll();  // A thread that pauses because the store is full may have to end.
+  }
   group_.Stop();
   if (!HasEnded(&StoreLink::sender_, deadline) || !HasEnded(&StoreLink::listener_, deadline)) {
     MutexLock lock(mutex_);
@@ -141,9 +153,39 @@ void StoreLink::Close() {
   if (listener.thread.joinable()) listener.thread.join();
 }
 
+template <typename Call>
+auto StoreLink::TryWhileFull(const Call& call, Deadline until) {
+  for (milliseconds pause(1);; pause = std::min(2 * pause, kFull)) {
+    auto result = call();
+    if (StatusOf(result).code() != StatusCode::kNoSpace) return result;
+    const Deadline next = Deadline::In(pause);
+    MutexLock lock(mutex_);
+    // Before the last moment, so that Close sees the thread end.
+    if (next.when() >= std::min(until.when(), close_by_.load())) return result;
+    ended_.WaitUntil(mutex_, next);
+  }
+}
+
+KeyValueStore StoreLink::WhileFull(const KeyValueStore& store, Deadline until) {
+  const auto patient = [this, until](auto call) {
+    return [this, until, call = std::move(call)](const auto&... arguments) {
+      return TryWhileFull([&] { return call(arguments...); }, until);
+    };
+  };
+  return {.set = patient(store.set),
+          .set_if_absent = patient(store.set_if_absent),
+          .get = patient(store.get),
+          .check = patient(store.check),
+          .wait = patient(store.wait),
+          .add = patient(store.add),
+          .erase = patient(store.erase)};
+}
+
 Status StoreLink::Send() {
-  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore store, connect_());
-  CAIRN_RETURN_IF_ERROR(Meet(store));
+  const Deadline opened_by = Deadline::In(options_.open_timeout);
+  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore connected, TryWhileFull(connect_, opened_by));
+  CAIRN_RETURN_IF_ERROR(Meet(WhileFull(connected, opened_by), opened_by));
+  const KeyValueStore store = WhileFull(connected, Deadline::Infinite());
   CAIRN_RETURN_IF_ERROR(StartServing("cairn-listen", &StoreLink::listener_, &StoreLink::Listen));
   while (true) {
     Result<StoreGroup::Message> message = group_.NextMessage(leads_ ? Deadline::In(kGap) : Deadline::Infinite());
@@ -159,7 +201,8 @@ Status StoreLink::Send() {
 }
 
 Status StoreLink::Listen() {
-  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore store, connect_());
+  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore connected, TryWhileFull(connect_, Deadline::Infinite()));
+  const KeyValueStore store = WhileFull(connected, Deadline::Infinite());
   while (group_.WaitUntilWanted(Deadline::Infinite()).ok()) {
     CAIRN_ASSIGN_OR_RETURN(const bool there, store.wait(AwaitedKey(), kLongestWait));
     if (there) CAIRN_RETURN_IF_ERROR(leads_ ? ReadInbox(store) : ReadLog(store));
@@ -169,8 +212,7 @@ Status StoreLink::Listen() {
 
 // Opening.
 
-Status StoreLink::Meet(const KeyValueStore& store) {
-  const Deadline deadline = Deadline::In(options_.open_timeout);
+Status StoreLink::Meet(const KeyValueStore& store, Deadline deadline) {
   return leads_ ? MeetAsCoordinator(store, deadline) : MeetCoordinator(store, deadline);
 }
 

@@ -61,6 +61,10 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
     Status refusal;
   };
 
+  /// The store; while it is full, each call is tried again, until then or the end of closing.
+  KeyValueStore WhileFull(const KeyValueStore& store, Deadline until) CAIRN_EXCLUDES(mutex_);
+  template <typename Call>
+  auto TryWhileFull(const Call& call, Deadline until) CAIRN_EXCLUDES(mutex_);
   Status Send() CAIRN_EXCLUDES(mutex_);
   Status Listen() CAIRN_EXCLUDES(mutex_);
   /// Runs `work` on a thread, and breaks the group if it fails.
@@ -69,7 +73,7 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   bool HasEnded(const Served StoreLink::*served, Deadline deadline) CAIRN_EXCLUDES(mutex_);
 
   // Opening.
-  Status Meet(const KeyValueStore& store) CAIRN_EXCLUDES(mutex_);
+  Status Meet(const KeyValueStore& store, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status MeetCoordinator(const KeyValueStore& store, Deadline deadline);
   /// On rank 0: answers this rank's hello, which is there.

@@ -182,7 +182,10 @@ class GroupFiles {
       value.remove_prefix(static_cast<std::size_t>(n));
     }
     // NFS reports here what it could not write.
-    return ::close(fd.Release()) == 0 ? Status::Ok() : Failed(errno, "writing", path);
+    if (::close(fd.Release()) == 0) return {};
+    const int error = errno;
+    ::unlink(path.c_str());
+    return Failed(error, "writing", path);
   }
   [[nodiscard]] Result<std::string> ReadFile(const std::string& path) const {
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -205,10 +208,10 @@ class GroupFiles {
     std::from_chars(text.data(), text.data() + text.size(), number);
     number += amount;
     const std::string sum = fmt::format("{:<20}", number);
-    if (amount != 0 && ::pwrite(fd.get(), sum.data(), sum.size(), 0) != static_cast<ssize_t>(sum.size())) {
-      return Failed(errno, "writing", path);
-    }
-    return number;
+    if (amount == 0) return number;
+    const ssize_t n = ::pwrite(fd.get(), sum.data(), sum.size(), 0);
+    if (n == static_cast<ssize_t>(sum.size())) return number;
+    return Failed(n < 0 ? errno : ENOSPC, "writing", path);
   }
 
   [[nodiscard]] bool IsHello(const std::string& path) const {

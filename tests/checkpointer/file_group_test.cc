@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -28,6 +30,23 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
+
+/// While it lives, this process can make files but write nothing into them, as on a full disk.
+class NoRoom {
+ public:
+  NoRoom() {
+    std::signal(SIGXFSZ, SIG_IGN);
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit none = {.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  }
+  ~NoRoom() { EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before_), 0); }
+  NoRoom(const NoRoom&) = delete;
+  NoRoom& operator=(const NoRoom&) = delete;
+
+ private:
+  rlimit before_{};
+};
 
 class FileGroupTest : public testing::Test {
  protected:
@@ -189,6 +208,27 @@ TEST_F(FileGroupTest, FolderThatCannotBeMadeIsNamedWithTheRank) {
   EXPECT_THAT(Await(*Join(1, "run7"), "key").get().status().message(),
               AllOf(HasSubstr("rank 1: making " + root() + "/.group/run-run7"), HasSubstr("Not a directory")));
   EXPECT_EQ(MakeFileGroup("", {.rank = 0, .size = 2}).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(FileGroupTest, MessagesPassAgainOnceTheDiskHasRoom) {
+  auto full = std::make_unique<NoRoom>();
+  auto zero = Join(0, "run7", 1min, 100ms);
+  auto one = Join(1, "run7", 1min, 100ms);
+  for (const char* key : {"while it opens", "later"}) {
+    one->Send(key, "late");
+    EXPECT_EQ(Collect(*zero, key, Deadline::In(50ms)).get().end.code(), StatusCode::kDeadlineExceeded) << key;
+    zero->Announce(key, "late");
+    full.reset();
+
+    one->Send(std::string("after ") + key, "sent");
+    EXPECT_THAT(Collect(*zero, std::string("after ") + key, Soon()).get().by_rank(2), ElementsAre("", "sent"));
+    EXPECT_EQ(*Await(*one, key, Soon()).get(), "late");
+    full = std::make_unique<NoRoom>();
+  }
+
+  one.reset();  // Does not wait for room.
+  zero.reset();
+  EXPECT_THAT(Await(*Join(1, "full", 100ms), "key").get().status().message(), HasSubstr("rank 1: writing "));
 }
 
 TEST_F(FileGroupTest, AddsOfManyProcessesAllCount) {
