@@ -247,8 +247,10 @@ class GroupFiles {
       std::error_code ignored;  // What cannot be removed does no harm.
       if (entry.name.starts_with(kRun) && path != run_) std::filesystem::remove_all(path, ignored);
     }
-    CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> files, ListFolder(run_));
-    for (const FolderEntry& entry : files) {
+    const Result<std::vector<FolderEntry>> files = ListFolder(run_);
+    // The ranks of an earlier start may have removed it.
+    if (!files.ok()) return files.status().code() == StatusCode::kNotFound ? Result<bool>(true) : files.status();
+    for (const FolderEntry& entry : *files) {
       if (!entry.name.starts_with(kHello)) ::unlink((run_ + "/" + entry.name).c_str());
     }
     return true;

@@ -201,6 +201,18 @@ TEST_F(FileGroupTest, SecondGroupWaitsUntilTheFirstHasEndedAndLeavesItsFiles) {
   EXPECT_THAT(Collect(*later_zero, "key").get().by_rank(2), ElementsAre("", "of job 2"));
 }
 
+TEST_F(FileGroupTest, NextStartOutlivesTheFolderThatTheFirstOneRemoves) {
+  const KeyValueStore zero = Connect(0, "run7");
+  { const KeyValueStore first = Connect(1, "run7"); }
+  EXPECT_THAT(Files(), ElementsAre());
+  const std::string hello = "cairn/run7/hello/1";
+
+  EXPECT_FALSE(*zero.check(hello));
+
+  EXPECT_TRUE(Connect(1, "run7").set(hello, "of the next").ok());
+  EXPECT_TRUE(*zero.check(hello));
+}
+
 TEST_F(FileGroupTest, FolderThatCannotBeMadeIsNamedWithTheRank) {
   std::filesystem::create_directories(root());
   std::ofstream(root() + "/.group").close();
