@@ -76,7 +76,7 @@ class GroupFiles {
   }
 
   /// Writes the value. If the key is there: replaces it, or returns false.
-  [[nodiscard]] Result<bool> Write(const std::string& key, std::string_view value, bool replace) const {
+  [[nodiscard]] Result<bool> Write(const std::string& key, std::string_view value, bool replace) {
     const std::string path = PathOf(key);
     for (int left = kTries;; --left) {
       const std::string draft = run_ + "/" + MakeUuid();
@@ -88,7 +88,10 @@ class GroupFiles {
         struct stat found {};
         const bool linked = error == EEXIST && ::stat(draft.c_str(), &found) == 0 && found.st_nlink == 2;
         if (!replace || error != 0) ::unlink(draft.c_str());
-        if (error == 0 || linked) return true;
+        if (error == 0 || linked) {
+          if (IsHello(path)) hello_ = value;
+          return true;
+        }
         if (error == EEXIST) return false;
         written = Failed(error, "writing", path);
       }
@@ -146,7 +149,7 @@ class GroupFiles {
 
   [[nodiscard]] Status Erase(const std::string& key) const {
     const std::string path = PathOf(key);
-    if (rank_ == 0 && IsHello(path)) return EraseHello(path);
+    if (IsHello(path)) return EraseHello(path);
     return ::unlink(path.c_str()) == 0 || errno == ENOENT ? Status::Ok() : Failed(errno, "removing", path);
   }
 
@@ -217,8 +220,13 @@ class GroupFiles {
   [[nodiscard]] bool IsHello(const std::string& path) const {
     return std::string_view(path).substr(run_.size() + 1).starts_with(kHello);
   }
-  /// A rank that died may have left the hello that was read; what has taken its place is its successor's, and stays.
+  /// Unless it is a successor's: that has taken the place of the one that this rank has written, or that rank 0 has
+  /// read and whose rank died.
   [[nodiscard]] Status EraseHello(const std::string& path) const {
+    const Result<std::string> there = ReadFile(path);
+    if (!there.ok()) return there.status().code() == StatusCode::kNotFound ? Status::Ok() : there.status();
+    if (*there != hello_) return {};
+    // A successor may still take its place, and gets it back.
     const std::string draft = run_ + "/" + MakeUuid();
     if (::rename(path.c_str(), draft.c_str()) != 0) {
       return errno == ENOENT ? Status::Ok() : Failed(errno, "removing", path);
@@ -260,9 +268,8 @@ class GroupFiles {
   const std::string keys_;  // What keys begin with.
   const std::string base_;
   const std::string run_;
-  // Rank 0's: the lock, and the hello that it has read last.
-  std::optional<WriterLock> lock_;
-  std::string hello_;
+  std::optional<WriterLock> lock_;  // Rank 0's.
+  std::string hello_;               // That this rank has written; on rank 0, that it has read last.
 };
 
 }  // namespace

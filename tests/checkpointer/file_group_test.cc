@@ -281,17 +281,19 @@ TEST_F(FileGroupTest, ValuesAreSeenWholeAndSetOnce) {
   }
 }
 
-TEST_F(FileGroupTest, HelloOfASuccessorSurvivesTheAnswerToTheDeadRanks) {
+TEST_F(FileGroupTest, HelloOfASuccessorSurvivesTheAnswerToTheDeadRanksAndItsEnd) {
   const KeyValueStore zero = Connect(0, "run7");
   const KeyValueStore one = Connect(1, "run7");
   const std::string hello = "cairn/run7/hello/1";
   EXPECT_TRUE(one.set(hello, "dead").ok());
   EXPECT_EQ(*zero.get(hello), "dead");
 
-  EXPECT_TRUE(one.set(hello, "successor").ok());
-  EXPECT_TRUE(zero.erase(hello).ok());
+  EXPECT_TRUE(Connect(1, "run7").set(hello, "successor").ok());
+  for (const KeyValueStore& store : {zero, one}) {
+    EXPECT_TRUE(store.erase(hello).ok());
+    ASSERT_TRUE(*one.check(hello));
+  }
 
-  ASSERT_TRUE(*one.check(hello));
   EXPECT_EQ(*zero.get(hello), "successor");
   EXPECT_TRUE(zero.erase(hello).ok());
   EXPECT_FALSE(*one.check(hello));
