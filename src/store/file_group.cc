@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -22,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/uuid.h"
@@ -37,6 +39,8 @@ using std::chrono::milliseconds;
 constexpr std::string_view kRun = "run-";
 constexpr std::string_view kHello = "hello-";
 constexpr unsigned kFileMode = 0644;
+// Of a name in a file's name: with what is added, far below the 255 bytes that filesystems allow.
+constexpr std::size_t kLongestName = 200;
 // How often a write begins again because another process has removed its draft or folder.
 constexpr int kTries = 10;
 
@@ -48,20 +52,22 @@ void Pause(Deadline::Clock::time_point begun, Deadline until) {
   std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, until.when() - now));
 }
 
-/// As part of a file's name.
+/// As part of a file's name. Of a long one, the beginning and a checksum of the whole.
 std::string Escaped(std::string_view name) {
   std::string text;
   for (const char c : name) {
     const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-';
     text += plain ? std::string(1, c) : fmt::format("%{:02x}", static_cast<unsigned char>(c));
   }
-  return text;
+  if (text.size() <= kLongestName) return text;
+  return fmt::format("{}-{:08x}", text.substr(0, kLongestName), Crc32c(std::as_bytes(std::span(name))));
 }
 
 class GroupFiles {
  public:
   GroupFiles(const std::string& base, const StoreGroupOptions& options)
       : rank_(options.rank),
+        size_(options.size),
         keys_("cairn/" + options.name + "/"),
         base_(base),
         run_(base + "/" + std::string(kRun) + Escaped(options.name)) {}
@@ -191,8 +197,13 @@ class GroupFiles {
     return Failed(error, "writing", path);
   }
   [[nodiscard]] Result<std::string> ReadFile(const std::string& path) const {
-    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd.valid()) return Failed(errno, "opening", path);
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    struct stat found {};
+    if (!fd.valid() || ::fstat(fd.get(), &found) != 0) return Failed(errno, "opening", path);
+    if (!S_ISREG(found.st_mode)) {
+      return Error(StatusCode::kFailedPrecondition, "rank {}: {}: expected a file, found something else; remove it",
+                   rank_, path);
+    }
     return ReadAll(fd, path);
   }
   [[nodiscard]] Result<std::string> ReadAll(const UniqueFd& fd, const std::string& path) const {
@@ -217,6 +228,14 @@ class GroupFiles {
     return Failed(n < 0 ? errno : ENOSPC, "writing", path);
   }
 
+  /// Whether it is the hello of one of the ranks, which may live.
+  [[nodiscard]] bool MayBeMet(std::string_view file) const {
+    if (!file.starts_with(kHello)) return false;
+    const std::string_view digits = file.substr(kHello.size());
+    int rank = size_;
+    std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+    return rank < size_;
+  }
   [[nodiscard]] bool IsHello(const std::string& path) const {
     return std::string_view(path).substr(run_.size() + 1).starts_with(kHello);
   }
@@ -259,12 +278,13 @@ class GroupFiles {
     // The ranks of an earlier start may have removed it.
     if (!files.ok()) return files.status().code() == StatusCode::kNotFound ? Result<bool>(true) : files.status();
     for (const FolderEntry& entry : *files) {
-      if (!entry.name.starts_with(kHello)) ::unlink((run_ + "/" + entry.name).c_str());
+      if (!MayBeMet(entry.name)) ::unlink((run_ + "/" + entry.name).c_str());
     }
     return true;
   }
 
   const int rank_;
+  const int size_;
   const std::string keys_;  // What keys begin with.
   const std::string base_;
   const std::string run_;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -151,7 +152,7 @@ TEST_F(FileGroupTest, FilesOfAnEarlierStartOfAnotherNameAreRemoved) {
 }
 
 TEST_F(FileGroupTest, FilesOfAnEarlierStartOfTheSameNameAreRemoved) {
-  for (const char* key : {"welcome/old", "old/inbox", "old/log/1"}) {
+  for (const char* key : {"welcome/old", "old/inbox", "old/log/1", "hello/2"}) {
     EXPECT_TRUE(Connect(1, "run7").set("cairn/run7/" + std::string(key), "dead").ok());
   }
 
@@ -160,7 +161,23 @@ TEST_F(FileGroupTest, FilesOfAnEarlierStartOfTheSameNameAreRemoved) {
   one->Send("key", "met");
 
   EXPECT_THAT(Collect(*zero, "key").get().by_rank(2), ElementsAre("", "met"));
-  EXPECT_THAT(Files(), testing::Each(testing::Not(HasSubstr("old"))));
+  EXPECT_THAT(Files(), testing::Each(testing::Not(AnyOf(HasSubstr("old"), HasSubstr("hello-2")))));
+}
+
+TEST_F(FileGroupTest, LongNamesAreToldApart) {
+  const std::string name = "/mnt/" + std::string(300, 'd') + "/run";
+  EXPECT_TRUE(Connect(1, name + "1").set("cairn/" + name + "1/hello/1", "met").ok());
+
+  EXPECT_TRUE(*Connect(2, name + "1").check("cairn/" + name + "1/hello/1"));
+  EXPECT_FALSE(*Connect(2, name + "2").check("cairn/" + name + "2/hello/1"));
+}
+
+TEST_F(FileGroupTest, WhatIsNoFileIsNamedAndNotWaitedFor) {
+  const KeyValueStore zero = Connect(0, "run7");
+  const std::string path = root() + "/.group/run-run7/hello-1";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+
+  EXPECT_THAT(zero.get("cairn/run7/hello/1").status().message(), HasSubstr("rank 0: " + path + ": expected a file"));
 }
 
 TEST_F(FileGroupTest, LiveRankOfAnEarlierStartStaysOutOfOneOfAnotherName) {
