@@ -97,8 +97,8 @@ struct StoreGroupOptions {
 /// for which it waits until the rank 0 of an earlier start has ended. If other ranks of an earlier start may still
 /// live, give each start a `name` of its own, such as SLURM_JOB_ID with SLURM_RESTART_COUNT: they then stay out.
 ///
-/// The filesystem must support locks: otherwise the group breaks, with Unsupported. Others' files are looked for with
-/// pauses, which grow to 250 ms.
+/// The filesystem must support locks: otherwise the group breaks, with Unsupported. While it is full, messages wait for
+/// room, as long as the group is open. Others' files are looked for with pauses, which grow to 250 ms.
 [[nodiscard]] Result<std::shared_ptr<Group>> MakeFileGroup(const std::string& folder, StoreGroupOptions options);
 
 /// The names of all tensors of the state, for Replicated::tensors where all ranks hold the same.
