@@ -15,7 +15,8 @@ class RngState:
 
     Covers `random`, numpy's global (legacy) generator, torch's CPU generator and, once CUDA is initialised, the default
     generator of each visible CUDA device. Numpy and torch count only if they are imported. The object itself holds no
-    state. Generators of your own (numpy.random.Generator, torch.Generator) are not covered.
+    state. Generators of your own (numpy.random.Generator, torch.Generator) are not covered. A DataLoader needs one of its
+    own, `generator=torch.Generator()`: beginning an epoch anew after a restore would draw from the default one.
     """
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -94,6 +95,25 @@ def test_it_is_killed_and_resumes_bit_exactly(
     assert before == whole[: len(before)]
     assert resumed == whole[-len(resumed) :]
     assert 0 < len(whole) - len(resumed) <= len(before)
+
+
+def test_rows_and_losses_are_the_same_after_a_kill_in_mid_epoch_and_with_other_workers(tmp_path: Path) -> None:
+    """An epoch has 13 steps, and every fifth is saved."""
+    name = "data_order.py"
+    killed = start(name, tmp_path / "killed", "--steps", 10**6, "--workers", 0)
+    before = losses(kill_after(killed, 17, tmp_path / "killed", "step-*"))
+    count = len(before) + 20
+    runs = [
+        start(name, tmp_path / folder, "--steps", count, "--workers", workers)
+        for folder, workers in (("killed", 1), ("whole", 2))
+    ]
+    (said, *resumed), (_, *whole) = map(finish, runs)
+
+    at = int(said.removeprefix("resumed from step "))
+    assert 0 < at <= len(before) and len(whole) == count
+    assert before == whole[: len(before)] and resumed == whole[at:]
+    rows = [int(row) for line in whole[:13] for row in re.findall(r"\d+", line.partition("rows=")[2].partition("]")[0])]
+    assert sorted(rows) == list(range(50))
 
 
 def test_the_hugging_face_example_exports_what_from_pretrained_reads(tmp_path: Path) -> None:

@@ -119,16 +119,6 @@ def test_what_was_compiled_resumes_without(here: Here, tmp_path: Path) -> None:
     assert steps(here("compiled.py", tmp_path / "run", "--steps", 12, "--backend", "none"))[0].startswith("step=11 ")
 
 
-def test_data_comes_in_order_in_mid_epoch_and_with_other_workers(here: Here, tmp_path: Path) -> None:
-    whole = steps(here("data_order.py", tmp_path / "whole", "--steps", 40, "--workers", 0))
-    before = steps(here("data_order.py", tmp_path / "run", "--steps", 17, "--workers", 2))
-    after = steps(here("data_order.py", tmp_path / "run", "--steps", 40, "--workers", 1))
-
-    assert before + after == whole
-    rows = [int(row) for line in whole[:13] for row in re.findall(r"\d+", line.partition("rows=")[2].partition("]")[0])]
-    assert sorted(rows) == list(range(50))
-
-
 def read_steps(process: subprocess.Popen[str], count: int) -> list[str]:
     assert process.stdout is not None
     lines: list[str] = []
