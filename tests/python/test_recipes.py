@@ -51,6 +51,10 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([*model.named_parameters()], lr=0.1)
 
 
+def scheduler_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 100)
+
+
 def test_the_page_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO, "cairn")
@@ -62,15 +66,18 @@ def test_the_page_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         optimizer.zero_grad()
         sum(one.sum() for one in trained.parameters()).backward()  # type: ignore[union-attr]
         optimizer.step()
-        tree = {"model": trained, "optimizer": optimizer, "step": step}
+        tree = {"model": trained, "optimizer": optimizer, "scheduler": scheduler_of(optimizer), "rng": cairn.RngState()}
+        tree["step"] = step
         writer.save(step, tree, metrics={"loss": step / 100}).wait()
     of_60 = cairn.load(run7, step=60)["model"]["kept.weight"]
     evaluated: list[float] = []
 
     def run(code: str, *names: str) -> dict[str, Any]:
         model = layers(*names)
-        more = {"evaluate": lambda model: evaluated.append(model["kept"].weight.sum().item())}
-        used = {"root": str(run7), "model": model, "optimizer": optimizer_of(model), "checkpointer": writer, **more}
+        more: dict[str, Any] = {"evaluate": lambda model: evaluated.append(model["kept"].weight.sum().item())}
+        optimizer = optimizer_of(model)
+        more |= {"optimizer": optimizer, "scheduler": scheduler_of(optimizer)}
+        used = {"root": str(run7), "model": model, "checkpointer": writer, **more}
         return run_block(code, "recipes.md", used)
 
     run(older, "kept", "old")
