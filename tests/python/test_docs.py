@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ BLOCKS = {
     ("operations.md", "yaml"): 1,
     ("planning.md", "sh"): 4,
     ("planning.md", "cpp"): 1,
-    ("python.md", "python"): 2,
+    ("python.md", "python"): 3,
     ("recipes.md", "python"): 6,
     ("trainer.md", "sh"): 2,
 }
@@ -100,6 +102,29 @@ def test_the_first_use_trains_and_goes_on_from_where_it_was(tmp_path: Path) -> N
         assert checkpointer.steps() == [20, 30, 40]
 
 
+def test_a_loop_goes_on_while_the_disk_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sparse = tmp_path / "sparse"
+    size = 2 * shutil.disk_usage(tmp_path).total
+    with sparse.open("wb") as file:
+        file.truncate(size)
+    tree: dict[str, Any] = {"step": 0, "large": torch.from_file(str(sparse), True, size, dtype=torch.uint8)}
+    trained = []
+
+    def train(*_: Any) -> None:
+        trained.append(1)
+        if len(trained) in (20, 30):
+            with suppress(cairn.NoSpace):
+                checkpointer.drain()
+            tree.pop("large", None)
+
+    with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB") as checkpointer:
+        names = {"checkpointer": checkpointer, "tree": tree, "steps": 30, "train": train}
+        run_block(blocks("docs/python.md", "python")[0], "python.md", names | {"model": None, "optimizer": None})
+        checkpointer.drain()
+        assert checkpointer.steps() == [20, 30]
+    assert [message for message in caplog.messages if message.startswith("step 10: ") and " bytes, " in message]
+
+
 def test_a_loop_that_is_asked_to_stop_saves_and_ends(tmp_path: Path) -> None:
     def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         trained.append(model)
@@ -118,7 +143,7 @@ def test_a_loop_that_is_asked_to_stop_saves_and_ends(tmp_path: Path) -> None:
         "model": model,
         "optimizer": None,
     }
-    run_block(blocks("docs/python.md", "python")[0], "python.md", names)
+    run_block(blocks("docs/python.md", "python")[1], "python.md", names)
 
     assert len(trained) == 13
     with cairn.Checkpointer(tmp_path, host_memory="64MiB", read_only=True) as reader:
@@ -155,7 +180,7 @@ restored = checkpointer.restore(mine | {"mine": torch.zeros(2), "step": 0})
 assert restored["step"] == 3 and restored["mine"].tolist() == [checkpointer.rank] * 2
 checkpointer.close()
 """
-    run_ranks(tmp_path, blocks("docs/python.md", "python")[1] + after)
+    run_ranks(tmp_path, blocks("docs/python.md", "python")[2] + after)
 
     with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
         assert [one.world for one in checkpointer.checkpoints()] == [2]
