@@ -1,12 +1,21 @@
 // The calls that keep a checkpoint, remove it, or move it out of the root.
 #include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
+#include "store/list.h"
 #include "store/names.h"
 #include "store/pins.h"
 #include "store/publish.h"
 #include "store/remove.h"
 
 namespace cairn {
+namespace {
+
+/// If there is no such step, says which there are.
+Status NameSteps(const PathAt& root, std::uint64_t step, Status status) {
+  return status.code() == StatusCode::kNotFound && !StepExists(root, step) ? NoSuchStep(root, step) : std::move(status);
+}
+
+}  // namespace
 
 Status Checkpointer::Impl::SetPinned(std::uint64_t step, PinOwner owner, bool pinned) {
   CAIRN_RETURN_IF_ERROR(CheckWritable());
@@ -17,7 +26,7 @@ Status Checkpointer::Impl::SetPinned(std::uint64_t step, PinOwner owner, bool pi
       return Status::Ok();
     }
     const std::optional<PinOwner> wanted = pinned ? std::optional(owner) : std::nullopt;
-    CAIRN_RETURN_IF_ERROR(SetPin(queue, root->at(), step, wanted, options.file_mode));
+    CAIRN_RETURN_IF_ERROR(NameSteps(root->at(), step, SetPin(queue, root->at(), step, wanted, options.file_mode)));
     if (ledger != nullptr) ledger->SetPinned(step, pinned);
     return Status::Ok();
   });
@@ -45,7 +54,7 @@ Status Checkpointer::Remove(std::uint64_t step) {
     Removal removal = RemoveCheckpointBlocking(queue, impl->root->at(), step,
                                                {.check_writer = impl->check_writer, .pinned = Pinned::kGoes});
     removal.gone ? impl->ledger->Removed(step) : impl->ledger->CancelRetirement(step);
-    return std::move(removal.status);
+    return NameSteps(impl->root->at(), step, std::move(removal.status));
   });
 }
 
@@ -61,7 +70,7 @@ Status Checkpointer::Publish(std::uint64_t step, const std::string& path, Deadli
     const bool gone = published.ok() || !StepExists(root, step);
     gone ? impl->ledger->Removed(step) : impl->ledger->CancelRetirement(step);
     impl->Warn(left);
-    return published;
+    return NameSteps(root, step, std::move(published));
   });
 }
 

@@ -1,6 +1,8 @@
 #include "store/list.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -138,7 +140,7 @@ Result<StoredCheckpoint> ReadStep(const PathAt& root, std::uint64_t step) {
     CAIRN_ASSIGN_OR_RETURN(read, ReadListed(folder, step));
   }
   if (read) return *std::move(read);
-  return Error(StatusCode::kNotFound, "there is no step {} under {}", step, root);
+  return NoSuchStep(root, step);
 }
 
 Status CheckShardFile(const UniqueFd& folder, const std::string& path, const ManifestShard& shard) {
@@ -263,6 +265,26 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, cons
   if (!Verified(list.front())) return list.front().info.status;
   list.resize(1);
   return list;
+}
+
+std::string DescribeSteps(std::vector<std::uint64_t> steps) {
+  constexpr std::size_t kNamed = 10;
+  std::sort(steps.begin(), steps.end());
+  if (steps.size() <= kNamed) return fmt::format("{}", fmt::join(steps, ", "));
+  return fmt::format("{} steps from {} to {}", steps.size(), steps.front(), steps.back());
+}
+
+Status NoSuchStep(const PathAt& root, std::uint64_t step) {
+  std::vector<std::uint64_t> steps;
+  if (const Result<std::vector<FolderEntry>> entries = ListRoot(root); entries.ok()) {
+    for (const FolderEntry& entry : *entries) {
+      const std::optional<std::uint64_t> found = ParseStepName(entry.name);
+      if (found && entry.directory) steps.push_back(*found);
+    }
+  }
+  const std::string there =
+      steps.empty() ? "" : (steps.size() == 1 ? "; there is " : "; there are ") + DescribeSteps(steps);
+  return Error(StatusCode::kNotFound, "there is no step {} under {}{}", step, root, there);
 }
 
 std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> list, std::uint64_t keep_last,

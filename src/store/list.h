@@ -43,6 +43,11 @@ struct StoredCheckpoint {
 /// reported as skipped; info.status says why. From a given step, only older ones are candidates.
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector);
 
+/// "10, 20, 30", or of many their number, the least and the greatest.
+[[nodiscard]] std::string DescribeSteps(std::vector<std::uint64_t> steps);
+/// NotFound, with the steps that there are. Blocking.
+[[nodiscard]] Status NoSuchStep(const PathAt& root, std::uint64_t step);
+
 /// The steps that retention removes: unpinned checkpoints with status Ok. Pure. `list` is in the order of
 /// ListCheckpoints, without unacknowledged ones. Damaged ones are neither counted nor removed; pinned ones are counted.
 /// keep_last 0 removes nothing.

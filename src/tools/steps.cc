@@ -23,14 +23,6 @@ namespace {
 /// The files of Cairn's defaults.
 constexpr unsigned kFileMode = 0644;
 
-/// "10, 20, 30", or of many the first and the last.
-std::string Described(std::vector<std::uint64_t> steps) {
-  constexpr std::size_t kNamed = 8;
-  std::sort(steps.begin(), steps.end());
-  if (steps.size() <= kNamed) return fmt::format("{}", fmt::join(steps, ", "));
-  return fmt::format("{} steps from {} to {}", steps.size(), steps.front(), steps.back());
-}
-
 struct Range {
   std::uint64_t first = 0;
   std::uint64_t last = 0;
@@ -63,7 +55,7 @@ Result<std::vector<CheckpointInfo>> Named(const StepsOptions& options, const std
     }
     if (found) continue;
     return Error(StatusCode::kNotFound, "there is no step {} under {}; there {}", word, options.root,
-                 list.empty() ? "is none" : (list.size() == 1 ? "is " : "are ") + Described(Steps(list)));
+                 list.empty() ? "is none" : (list.size() == 1 ? "is " : "are ") + DescribeSteps(Steps(list)));
   }
   std::vector<CheckpointInfo> infos;
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -85,7 +77,7 @@ Status CheckUnpinned(const StepsOptions& options, const std::vector<CheckpointIn
   }
   if (pinned.empty()) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "pinned: {}; nothing was removed. First run: cairn unpin {} {}",
-               Described(pinned), options.root, fmt::join(pinned, " "));
+               DescribeSteps(pinned), options.root, fmt::join(pinned, " "));
 }
 
 /// What a job resumes from without the doomed ones; empty if that does not change.

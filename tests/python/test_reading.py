@@ -107,8 +107,9 @@ def test_a_step_that_was_named_and_is_gone_is_not_found(make: Make, root: Path) 
 
     with pytest.raises(cairn.NotFound):
         checkpointer.restore({"t": torch.zeros(1000), "m": Meanwhile()}, 1)
-    with pytest.raises(cairn.NotFound):
-        checkpointer.load(1)
+    for call in (checkpointer.load, checkpointer.pin, checkpointer.remove, lambda step: cairn.load(root, step=step)):
+        with pytest.raises(cairn.NotFound, match=rf"there is no step 1 under {root}; there is 2$"):
+            call(1)
 
 
 def test_what_was_replaced_between_look_and_read_is_said(make: Make) -> None:

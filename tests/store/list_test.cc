@@ -1,6 +1,7 @@
 #include "store/list.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -20,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -283,6 +285,8 @@ TEST_F(ListTest, NotFoundMeansNoSuchCheckpoint) {
 
   EXPECT_EQ(Choose(Step(2)).status().code(), StatusCode::kNotFound);
   EXPECT_EQ(Choose(Step(2).FallBack()).status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(Choose(Step(2)).status().message(),
+              EndsWith(fmt::format("no step 2 under {}; there is 1", root_.path())));
 }
 
 TEST_F(ListTest, DamagedOneCountsAsTheNewest) {
