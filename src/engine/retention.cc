@@ -179,6 +179,7 @@ void Retention::RemoveNext() {
       context_.parts.ledger->CancelRetirement(step);
     }
     NotifyRemoval(step, removal);
+    if (removal.gone) kept_.erase(step);
     RemoveNext();
   });
 }
@@ -191,6 +192,7 @@ void Retention::NotifyRemoval(std::uint64_t step, const Removal& removal) {
   if (removal.pinned) return;
   // A property of the filesystem, so report it once.
   if (status.code() == StatusCode::kUnsupported && std::exchange(unsupported_reported_, true)) return;
+  if (std::exchange(kept_[step], status.message()) == status.message()) return;
   context_.Notify({.severity = Severity::kWarning,
                    .status = status,
                    .message = fmt::format("step {} {}: {}", step, removal.gone ? "is removed, but" : "is kept for now",

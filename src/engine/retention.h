@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -70,6 +71,8 @@ class Retention {
   // What the sweep has left until a save is durable.
   std::optional<UnnamedAttempt> unnamed_;
   bool unsupported_reported_ = false;
+  // The steps that it could not remove, and why, as it was reported.
+  std::map<std::uint64_t, std::string> kept_;
 };
 
 }  // namespace cairn

@@ -145,18 +145,17 @@ Status KeepUnnamed(const PathAt& root, Swept& swept) {
   const UnnamedAttempt& found = *swept.unnamed;
   const PathAt path = JoinPath(root, found.folder);
   const std::string what = fmt::format(
-      "{} seems to be step {}, complete and newer than all others, but without its name: its writer was "
-      "killed before the rename, or the disk has lost the rename",
-      path, found.step);
+      "nothing to do: training {}, because step {} was written, but not yet committed when its writer was killed (or "
+      "the disk has lost its name)",
+      found.newest ? fmt::format("resumes from step {}", *found.newest) : "begins anew", found.step);
   const Status room = CheckFreeSpace(root, path.text(), found.bytes);
   if (room.ok()) {
     swept.left.push_back(
-        fmt::format("{}. It stays until the next save is durable. To use it, end the job and rename it to "
-                    "{}",
-                    what, StepName(found.step)));
+        fmt::format("{}. {} stays until the next save is durable; to use it, end the job and rename it to {}", what,
+                    path, StepName(found.step)));
   } else {
     swept.left.push_back(
-        fmt::format("{}. It is removed, because the next save needs its space: {}", what, room.message()));
+        fmt::format("{}. {} is removed, because the next save needs its space: {}", what, path, room.message()));
     swept.unnamed.reset();
   }
   return Status::Ok();

@@ -44,7 +44,11 @@ std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root, const std::
     return one.status.ok() && Age(*newest) < Age(one);
   });
   if (older) return std::nullopt;
-  return UnnamedAttempt{.folder = RetiredName(newest->attempt), .step = newest->step, .bytes = newest->bytes};
+  UnnamedAttempt found{.folder = RetiredName(newest->attempt), .step = newest->step, .bytes = newest->bytes};
+  for (const CheckpointInfo& one : *list) {
+    if (one.status.ok()) found.newest = one.step;
+  }
+  return found;
 }
 
 }  // namespace cairn

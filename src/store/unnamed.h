@@ -16,6 +16,8 @@ struct UnnamedAttempt {
   /// Its folder in the root, ".retired-<attempt>".
   std::string folder;
   std::uint64_t step = 0;
+  /// From which training resumes, if there is a checkpoint.
+  std::optional<std::uint64_t> newest;
   /// Of its shards.
   std::uint64_t bytes = 0;
 };

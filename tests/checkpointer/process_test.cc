@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -142,6 +143,10 @@ TEST(Process, RetentionKeepsACheckpointBeingRead) {
   const TempDir dir;
   Options options = SmallOptions(dir / "run");
   options.keep_last = 1;
+  std::atomic<int> said = 0;
+  options.on_event = [&said](const Event& event) {
+    if (event.message.starts_with("step 1 is kept for now")) ++said;
+  };
   auto writer = OpenOrFail(options);
   ASSERT_NE(writer, nullptr);
   ASSERT_EQ(SaveDurably(*writer, 1), Status::Ok());
@@ -155,17 +160,20 @@ TEST(Process, RetentionKeepsACheckpointBeingRead) {
   std::thread thread([&] { read = RestoreAndCompare(*reader, Step(1)); });
   const bool held = gate.WaitHeld(Soon());
 
-  EXPECT_EQ(SaveDurably(*writer, 2), Status::Ok());
-  EXPECT_EQ(writer->Drain(Soon()), Status::Ok());
+  for (const std::uint64_t step : {2, 3}) {
+    EXPECT_EQ(SaveDurably(*writer, step), Status::Ok());
+    EXPECT_EQ(writer->Drain(Soon()), Status::Ok());
+  }
 
   EXPECT_TRUE(held);
-  EXPECT_THAT(ListedSteps(*writer), ElementsAre(1, 2));
+  EXPECT_THAT(ListedSteps(*writer), ElementsAre(1, 3));
+  EXPECT_EQ(said, 1);
   gate.Release();
   thread.join();
   EXPECT_EQ(read, Status::Ok());
-  ASSERT_EQ(SaveDurably(*writer, 3), Status::Ok());
+  ASSERT_EQ(SaveDurably(*writer, 4), Status::Ok());
   EXPECT_EQ(writer->Drain(Soon()), Status::Ok());
-  EXPECT_THAT(ListedSteps(*writer), ElementsAre(3));
+  EXPECT_THAT(ListedSteps(*writer), ElementsAre(4));
 }
 
 /// Reports the status if it is not FailedPrecondition.
