@@ -58,9 +58,7 @@ def main() -> None:
 
     torch.set_num_threads(1)  # The order of a sum's terms changes its last bits.
     torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     order = Order()
     loader = torch.utils.data.DataLoader(
