@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -26,6 +27,8 @@
 
 namespace cairn::tools {
 namespace {
+
+constexpr std::string_view kReservedName = "__metadata__";
 
 /// The name in the file; none if it is not below the prefix. "model" is short for "model/" and "model.".
 std::optional<std::string> NameInFile(const ExportOptions& options, std::string_view name) {
@@ -89,6 +92,28 @@ Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource
   return wanted;
 }
 
+/// The names in the file, which may differ by less than those of the checkpoint: "model/w" and "model.w" below "model".
+Status CheckNamesInFile(const std::vector<TensorPlace>& wanted, const ExportOptions& options) {
+  std::map<std::string, std::string_view> names;
+  for (const TensorPlace& place : wanted) {
+    const std::string name = NameInFile(options, place.name).value_or("");
+    if (name == kReservedName) {
+      return Error(
+          StatusCode::kUnsupported,
+          "tensor \"{}\" would be \"{}\" in the file, which safetensors reserves: leave it out with --names, or "
+          "keep the prefix",
+          place.name, name);
+    }
+    const auto [other, is_new] = names.emplace(name, place.name);
+    if (is_new || other->second == place.name) continue;
+    return Error(
+        StatusCode::kUnsupported,
+        "tensors \"{}\" and \"{}\" would both be \"{}\" in the file: choose one with --names, or keep the prefix",
+        other->second, place.name, name);
+  }
+  return Status::Ok();
+}
+
 Status DifferentTensors(const StoredTensor& a, const StoredTensor& b, const std::string& how) {
   return Error(StatusCode::kUnsupported,
                "tensor \"{}\" differs between {} and {} ({}); a plain file can hold only one: export it from one of "
@@ -129,6 +154,7 @@ Status KeepOneOfEach(const Reading& reading, TensorSource& source, std::vector<c
 Result<std::vector<const StoredTensor*>> Select(const Reading& reading, TensorSource& source,
                                                 const ExportOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<TensorPlace> places, FindWanted(reading, source, options));
+  CAIRN_RETURN_IF_ERROR(CheckNamesInFile(places, options));
   CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
   CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, wanted));
   std::sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {

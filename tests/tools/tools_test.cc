@@ -226,6 +226,24 @@ TEST_F(ToolsTest, ExportFiltersNamesAndStripsAPrefix) {
               HasSubstr("is below \"lay\"; names begin with head., layer., optimizer."));
 }
 
+TEST_F(ToolsTest, ExportRefusesNamesThatItsFileCannotHold) {
+  std::vector<SavedTensor> tensors;
+  for (const char* name : {"a/w", "a.w", "b/__metadata__"}) tensors.push_back(MakeTensor(name, DType::kF32, {2}, 1));
+  WriteCheckpoint(root_, {.step = 3000, .shards = {{.tensors = tensors}}});
+  const std::string out = directory_ / "out.safetensors";
+
+  const Ran equal = Run({"export", root_, "--out", out, "--strip-prefix", "a"});
+  const Ran reserved = Run({"export", root_, "--out", out, "--strip-prefix", "b/"});
+  const bool written = std::filesystem::exists(out);
+
+  EXPECT_EQ(equal.code, 2);
+  EXPECT_THAT(equal.err, HasSubstr("tensors \"a.w\" and \"a/w\" would both be \"w\" in the file"));
+  EXPECT_EQ(reserved.code, 2);
+  EXPECT_THAT(reserved.err, HasSubstr("tensor \"b/__metadata__\" would be \"__metadata__\" in the file"));
+  EXPECT_FALSE(written);
+  EXPECT_EQ(Run({"export", root_, "--out", out, "--strip-prefix", "a", "--names", "a/*"}).code, 0);
+}
+
 TEST_F(ToolsTest, AFailedExportLeavesNothingBehind) {
   Damage(2000);
   std::filesystem::create_directory(directory_ / "out");
