@@ -27,8 +27,13 @@ struct Listed {
   json metrics;
 };
 
-/// The numbers of the value "metrics". The Python package keeps them under "tree", and writes a float that JSON lacks
-/// as ["float","nan"].
+/// Whether it is a float that JSON lacks, as the Python package writes it: ["float","nan"].
+bool IsTypedFloat(const json& value) {
+  return value.is_array() && value.size() == 2 && value[0] == "float" &&
+         (value[1] == "nan" || value[1] == "inf" || value[1] == "-inf");
+}
+
+/// The numbers of the value "metrics", which the Python package keeps under "tree".
 json Metrics(const Values& values) {
   json metrics = json::object();
   const auto found = values.find("metrics");
@@ -39,7 +44,7 @@ json Metrics(const Values& values) {
   if (!node.is_object()) return metrics;
   for (const auto& [name, value] : node.items()) {
     if (value.is_number()) metrics[name] = value;
-    if (value.is_array() && value.size() == 2 && value[0] == "float" && value[1].is_string()) metrics[name] = value[1];
+    if (IsTypedFloat(value)) metrics[name] = value[1];
   }
   return metrics;
 }

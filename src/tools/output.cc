@@ -24,16 +24,29 @@ namespace {
 
 using nlohmann::json;
 
+/// Whether a terminal may act on it: ASCII's control characters, and those that UTF-8 writes as C2 80 to C2 9F, and as
+/// one byte where it is no UTF-8.
+bool HasControl(std::string_view text) {
+  if (std::any_of(text.begin(), text.end(), IsControl) || !IsUtf8(text)) return true;
+  for (std::size_t at = text.find('\xc2'); at != std::string_view::npos; at = text.find('\xc2', at + 1)) {
+    if (static_cast<unsigned char>(text[at + 1]) < 0xa0) return true;
+  }
+  return false;
+}
+
 struct PrintValue {
   std::string operator()(std::nullptr_t) const { return "null"; }
   std::string operator()(const Json& value) const { return IsJson(value.text) ? value.text : JsonLine(value.text); }
   std::string operator()(const auto& value) const { return JsonLine(value); }
 };
 
-std::optional<std::time_t> SecondsOfCommit(const CheckpointInfo& info) {
+/// In the calendar of `convert`: localtime_r or gmtime_r. None also for a time whose year no calendar has.
+std::optional<std::tm> CommitTimeBy(std::tm* (&convert)(const std::time_t*, std::tm*), const CheckpointInfo& info) {
   struct stat facts {};
   if (::lstat((info.path + "/" + std::string(kManifestName)).c_str(), &facts) != 0) return std::nullopt;
-  return facts.st_mtime;
+  const std::time_t seconds = facts.st_mtime;
+  std::tm time{};
+  return convert(&seconds, &time) == nullptr ? std::nullopt : std::optional(time);
 }
 
 }  // namespace
@@ -48,7 +61,7 @@ std::string Count(std::uint64_t count, std::string_view noun) {
 }
 
 std::string Printable(std::string_view text) {
-  return std::none_of(text.begin(), text.end(), IsControl) ? std::string(text) : fmt::format("{:?}", text);
+  return HasControl(text) ? fmt::format("{:?}", text) : std::string(text);
 }
 
 std::string DescribeType(const TensorInfo& tensor) {
@@ -61,8 +74,8 @@ std::string DescribeType(const TensorInfo& tensor) {
 }
 
 std::string CommitTime(const CheckpointInfo& info) {
-  const std::optional<std::time_t> time = SecondsOfCommit(info);
-  return time ? fmt::format("{:%F %T}", fmt::localtime(*time)) : "-";
+  const std::optional<std::tm> time = CommitTimeBy(::localtime_r, info);
+  return time ? fmt::format("{:%F %T}", *time) : "-";
 }
 
 std::string Coloured(std::string text, Colour colour) {
@@ -104,7 +117,7 @@ std::string JsonLine(const json& value) { return value.dump(-1, ' ', false, json
 
 json ToJson(const CheckpointInfo& info) {
   json out{{"step", info.step}, {"path", info.path}, {"ok", info.status.ok()}, {"time", nullptr}};
-  if (const auto time = SecondsOfCommit(info)) out["time"] = fmt::format("{:%FT%TZ}", fmt::gmtime(*time));
+  if (const auto time = CommitTimeBy(::gmtime_r, info)) out["time"] = fmt::format("{:%FT%TZ}", *time);
   if (!info.status.ok()) {
     out["error"] = info.status.ToString();
     return out;

@@ -23,7 +23,7 @@ int ReportError(const Status& status);
 
 /// "1 tensor", "2 tensors".
 [[nodiscard]] std::string Count(std::uint64_t count, std::string_view noun);
-/// The text, quoted and escaped if it contains control characters.
+/// The text, quoted and escaped if it contains control characters or is not UTF-8.
 [[nodiscard]] std::string Printable(std::string_view text);
 /// "F32 [3, 4]", and the position of a part.
 [[nodiscard]] std::string DescribeType(const TensorInfo& tensor);

@@ -134,7 +134,7 @@ class PlainText {
     for (std::uint32_t file = first; file < end; ++file) {
       lines.emplace_back();
       for (const auto& [name, value] : source.header(file).values) {
-        lines.back().push_back(fmt::format("{} = {}", Printable(name), Summarise(value)));
+        lines.back().push_back(fmt::format("{} = {}", Printable(name), Printable(Summarise(value))));
       }
     }
     for (auto one = lines.begin(); one != lines.end();) {

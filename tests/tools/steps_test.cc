@@ -1,8 +1,12 @@
 // What ls tells of each step, and the commands that change steps: rm, pin, unpin, and gc where it asks.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -51,6 +55,46 @@ TEST_F(StepsTest, LsShowsTimeSizeMetricsAndPins) {
                     HasSubstr("3000  2026-11-29 14:00:00  "), HasSubstr("  1      gap=nan loss=0.1235\n")));
   EXPECT_EQ(last["time"], "2026-11-29T12:00:00Z");
   EXPECT_EQ(last["metrics"], (json{{"gap", "nan"}, {"loss", 0.123456}}));
+}
+
+// The files may be a stranger's.
+TEST_F(StepsTest, LsAndShowSendATerminalNothingToActOn) {
+  const std::string text = R"(["float","\u001b[2J"])";
+  WriteCheckpoint(root_, {.step = 3000,
+                          .shards = {{.tensors = {bias_},
+                                      .values = {{"metrics", Json{R"({"tree":{"loss":1,"x":)" + text + "}}"}},
+                                                 {"c1", Json{"[\"\xc2\x9b\"]"}},
+                                                 {"line", Json{"[1,\n2]"}},
+                                                 {"plain", std::string("\xc2\xb5m")}}}}});
+
+  const Ran list = Run({"ls", root_});
+  const Ran shown = Run({"show", root_});
+
+  EXPECT_THAT(list.out, HasSubstr("  loss=1\n")) << list.err;
+  EXPECT_EQ(Run({"ls", root_, "--json"}).parsed()[2]["metrics"], (json{{"loss", 1}}));
+  EXPECT_THAT(shown.out, AllOf(HasSubstr(R"(c1 = "[\"\x9b\"]")"), HasSubstr(R"(line = "[1,\n2]")"),
+                               HasSubstr("plain = \"\xc2\xb5m\""), Not(HasSubstr("\x1b"))))
+      << shown.err;
+}
+
+TEST_F(StepsTest, ATimeOutOfRangeIsUnknown) {
+  std::array<timespec, 2> times{};
+  times[1].tv_sec = std::int64_t{1} << 57;
+  // A disk's filesystem would keep a time in its range.
+  TempDir memory(::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path());
+  const std::string root = memory / "run";
+  std::filesystem::create_directory(root);
+  const std::string folder = WriteCheckpoint(root, {.step = 1, .shards = {{.tensors = {bias_}}}});
+  ASSERT_EQ(::utimensat(AT_FDCWD, (folder + "/manifest.json").c_str(), times.data(), 0), 0);
+  struct stat facts {};
+  ASSERT_EQ(::stat((folder + "/manifest.json").c_str(), &facts), 0);
+  if (facts.st_mtime != times[1].tv_sec) GTEST_SKIP() << "no filesystem here keeps such a time";
+
+  const Ran text = Run({"ls", root});
+
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("\n1     -     "));
+  EXPECT_TRUE(Run({"ls", root, "--json"}).parsed()[0]["time"].is_null());
 }
 
 TEST_F(StepsTest, LsLeavesOutColumnsThatSayNothing) {
