@@ -20,6 +20,7 @@
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/quantities.h"
+#include "tools/reading.h"
 #include "tools/unknown_words.h"
 
 namespace cairn::tools {
@@ -247,13 +248,19 @@ void AddSlack(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 }
 
+/// A path that a command reads: it may also be a checkpoint's folder.
+CLI::Option* AddPath(CLI::App& command, const std::string& name, std::string& path, const std::string& help) {
+  return command.add_option(name, path, help)->transform(WithStepsZeros);
+}
+
 /// Behind the path, or as --step.
 void AddStep(CLI::App& command, const std::string& help, Arguments& arguments) {
   command.add_option("step,--step", arguments.step, help)->check(WholeNumber(0));
 }
 
 void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
-  const std::string side_help = "A checkpoint's folder, a safetensors file, or a root (its newest checkpoint)";
+  const std::string side_help =
+      "A checkpoint's folder (root/step-70), a safetensors file, or a root (its newest checkpoint)";
   CLI::App* const list = AddCommand(
       app, "ls", "List the checkpoints of roots, oldest first: time, size, metrics, pins (verify checks the bytes)",
       arguments);
@@ -261,19 +268,19 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
   commands[list] = [&arguments] { return List(arguments.roots, arguments.json); };
 
   CLI::App* const show = AddCommand(app, "show", "Show names, shapes and values; reads no tensor data", arguments);
-  show->add_option("path", arguments.path, side_help)->required();
+  AddPath(*show, "path", arguments.path, side_help)->required();
   AddStep(*show, "The step to show, if the path is a root", arguments);
   commands[show] = [&arguments] { return Show(arguments.path, arguments.step, arguments.json); };
 
   CLI::App* const verify = AddCommand(app, "verify", "Read every byte and check its checksum", arguments);
-  verify->add_option("path", arguments.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
+  AddPath(*verify, "path", arguments.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
   AddStep(*verify, "Only this step, if the path is a root", arguments);
   commands[verify] = [&arguments] { return Verify(arguments.path, arguments.step, arguments.json); };
 
   DiffOptions& comparing = arguments.comparing;
   CLI::App* const diff = AddCommand(app, "diff", "Compare tensors: names, shapes, dtypes, bytes", arguments);
-  diff->add_option("path", arguments.sides[0], side_help)->required();
-  diff->add_option("other", arguments.sides[1], "Another of these, or a step of the root");
+  AddPath(*diff, "path", arguments.sides[0], side_help)->required();
+  AddPath(*diff, "other", arguments.sides[1], "Another of these, or a step of the root");
   diff->add_option("step", arguments.sides[2], "If `other` is a step: the step to compare with (default: the newest)");
   diff->add_option("--step", comparing.steps,
                    "The step of each side that is a root; twice: of the first, of the second")
@@ -289,7 +296,7 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
 
   ExportOptions& exporting = arguments.exporting;
   CLI::App* const plain = AddCommand(app, "export", "Write one plain .safetensors file", arguments);
-  plain->add_option("path", arguments.path, side_help)->required();
+  AddPath(*plain, "path", arguments.path, side_help)->required();
   AddStep(*plain, "The step to export, if the path is a root", arguments);
   plain->add_option("--out", exporting.out, "The file to write")->required();
   plain->add_flag("--force", exporting.force, "Replace the file if it exists");

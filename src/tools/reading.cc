@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "store/names.h"
 #include "store/paths.h"
+#include "tools/quantities.h"
 
 namespace cairn::tools {
 namespace {
@@ -43,6 +44,22 @@ std::string RootsBelow(const std::string& path, const std::vector<FolderEntry>& 
   return roots.empty() ? "" : fmt::format("; below it are roots: {}", fmt::join(roots, ", "));
 }
 
+/// Root and name of a path, which may end with slashes.
+std::pair<std::string, std::string> SplitPath(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path + "/").parent_path();
+  return {folder.has_parent_path() ? folder.parent_path().string() : ".", folder.filename().string()};
+}
+
+/// What to say of a path that does not exist.
+Status MissingPath(const std::string& path) {
+  const auto [root, name] = SplitPath(path);
+  if (const std::optional<std::uint64_t> step = ParseStepName(name)) {
+    const Result<std::vector<CheckpointInfo>> list = ListInfos(root);
+    if (list.ok() && !list->empty()) return NoSuchStep(root, std::to_string(*step), *list);
+  }
+  return ErrnoStatus(ENOENT, path);
+}
+
 }  // namespace
 
 Reading::Reading()
@@ -67,13 +84,40 @@ Result<std::unique_ptr<IoQueue>> MakeQueue() {
 
 Result<PathKind> KindOf(const std::string& path) {
   struct stat facts {};
-  if (::stat(path.c_str(), &facts) != 0) return ErrnoStatus(errno, path);
+  if (::stat(path.c_str(), &facts) != 0) return errno == ENOENT ? MissingPath(path) : ErrnoStatus(errno, path);
   if (!S_ISDIR(facts.st_mode)) return PathKind::kTensorFile;
   // Check the name too: a step folder without its manifest is a damaged checkpoint, not an empty root.
-  const std::filesystem::path folder = std::filesystem::path(path + "/").parent_path();
-  if (ParseStepName(folder.filename().string())) return PathKind::kCheckpoint;
+  if (ParseStepName(SplitPath(path).second)) return PathKind::kCheckpoint;
   if (::lstat((path + "/" + std::string(kManifestName)).c_str(), &facts) == 0) return PathKind::kCheckpoint;
   return PathKind::kRoot;
+}
+
+std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos) {
+  std::vector<std::uint64_t> steps;
+  steps.reserve(infos.size());
+  for (const CheckpointInfo& info : infos) steps.push_back(info.step);
+  return steps;
+}
+
+std::string DescribeSteps(std::vector<std::uint64_t> steps) {
+  constexpr std::size_t kNamed = 8;
+  std::sort(steps.begin(), steps.end());
+  if (steps.size() <= kNamed) return fmt::format("{}", fmt::join(steps, ", "));
+  return fmt::format("{} steps from {} to {}", steps.size(), steps.front(), steps.back());
+}
+
+Status NoSuchStep(const std::string& root, const std::string& word, const std::vector<CheckpointInfo>& list) {
+  return Error(StatusCode::kNotFound, "there is no step {} under {}; there {}", word, root,
+               list.empty() ? "is none" : (list.size() == 1 ? "is " : "are ") + DescribeSteps(Steps(list)));
+}
+
+std::string WithStepsZeros(const std::string& path) {
+  constexpr std::string_view kBefore = "step-";
+  const auto [root, name] = SplitPath(path);
+  std::error_code unknown;  // Then opening it says what is wrong.
+  if (!name.starts_with(kBefore) || std::filesystem::exists(path, unknown)) return path;
+  const std::optional<std::uint64_t> step = ParseStep(std::string_view(name).substr(kBefore.size()));
+  return step ? JoinPath(root, StepName(*step)).text() : path;
 }
 
 Status CheckRoot(const std::string& path) {
@@ -99,9 +143,14 @@ Result<StoredCheckpoint> FindCheckpoint(const std::string& path, const std::opti
     return ReadCheckpointFolder(path);
   }
   CAIRN_RETURN_IF_ERROR(CheckRoot(path));
-  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> chosen, ChooseCheckpoints(path, step ? Step(*step) : Latest()));
-  if (chosen.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", path);
-  return std::move(chosen.front());
+  Result<std::vector<StoredCheckpoint>> chosen = ChooseCheckpoints(path, step ? Step(*step) : Latest());
+  if (step && chosen.status().code() == StatusCode::kNotFound) {
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> list, ListInfos(path));
+    return NoSuchStep(path, std::to_string(*step), list);
+  }
+  CAIRN_RETURN_IF_ERROR(chosen.status());
+  if (chosen->empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", path);
+  return std::move(chosen->front());
 }
 
 Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,

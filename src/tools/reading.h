@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/worker_pool.h"
 #include "restore/reader.h"
@@ -29,15 +30,25 @@ class Reading {
 
 /// What a path on the command line refers to.
 enum class PathKind : std::uint8_t { kRoot, kCheckpoint, kTensorFile };
-/// NotFound if it does not exist.
+/// NotFound if it does not exist; of a missing step it says which ones there are.
 [[nodiscard]] Result<PathKind> KindOf(const std::string& path);
+
+[[nodiscard]] std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos);
+/// "10, 20, 30", or of many the first and the last.
+[[nodiscard]] std::string DescribeSteps(std::vector<std::uint64_t> steps);
+/// NotFound: which steps there are, and not the one that `word` names.
+[[nodiscard]] Status NoSuchStep(const std::string& root, const std::string& word,
+                                const std::vector<CheckpointInfo>& list);
+
+/// The path; but that of a missing root/step-70 with the zeros that the checkpoint's folder has.
+[[nodiscard]] std::string WithStepsZeros(const std::string& path);
 
 /// Ok if the folder is a root: it has a checkpoint, or a file that a writer leaves, or is empty as before the first
 /// save. InvalidArgument says what the path is instead, and names the roots directly below it.
 [[nodiscard]] Status CheckRoot(const std::string& path);
 
 /// The checkpoint of a root (the newest, or the given step) or of a checkpoint's folder. InvalidArgument for a step
-/// with a folder, and for a file.
+/// with a folder, and for a file. NotFound as of KindOf.
 [[nodiscard]] Result<StoredCheckpoint> FindCheckpoint(const std::string& path,
                                                       const std::optional<std::uint64_t>& step);
 

@@ -35,13 +35,6 @@ Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& con
   return {StatusCode::kCancelled, "nothing was removed"};
 }
 
-std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos) {
-  std::vector<std::uint64_t> steps;
-  steps.reserve(infos.size());
-  for (const CheckpointInfo& info : infos) steps.push_back(info.step);
-  return steps;
-}
-
 std::uint64_t TotalBytes(const std::vector<CheckpointInfo>& infos) {
   return std::accumulate(infos.begin(), infos.end(), std::uint64_t{0},
                          [](std::uint64_t sum, const CheckpointInfo& info) { return sum + info.bytes; });

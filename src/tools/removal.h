@@ -17,7 +17,6 @@ namespace cairn::tools {
 /// Shows on the terminal what would be removed, with sizes, and `consequence`, a sentence or nothing. Cancelled unless
 /// the answer is yes.
 [[nodiscard]] Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& consequence);
-[[nodiscard]] std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos);
 [[nodiscard]] std::uint64_t TotalBytes(const std::vector<CheckpointInfo>& infos);
 
 /// A root opened as its writer, to remove checkpoints from it.

@@ -54,8 +54,7 @@ Result<std::vector<CheckpointInfo>> Named(const StepsOptions& options, const std
       found = named[i] = true;
     }
     if (found) continue;
-    return Error(StatusCode::kNotFound, "there is no step {} under {}; there {}", word, options.root,
-                 list.empty() ? "is none" : (list.size() == 1 ? "is " : "are ") + DescribeSteps(Steps(list)));
+    return NoSuchStep(options.root, word, list);
   }
   std::vector<CheckpointInfo> infos;
   for (std::size_t i = 0; i < list.size(); ++i) {

@@ -137,6 +137,27 @@ TEST_F(ToolsTest, ShowEscapesControlCharacters) {
   EXPECT_THAT(ran.out, AllOf(HasSubstr("rank 0: lr = 0.25"), HasSubstr("layer.bias"), Not(HasSubstr("\x1b"))));
 }
 
+TEST_F(ToolsTest, AStepsFolderMayBeNamedWithoutItsZeros) {
+  const std::string step = root_ + "/step-1000";
+
+  for (const Ran& ran : {Run({"show", step + "/"}), Run({"verify", step}), Run({"diff", root_, step}),
+                         Run({"export", step, "--out", directory_ / "out.safetensors"}),
+                         RunShell("cd '" + root_ + "' && '" CAIRN_CLI "' show step-1000")}) {
+    EXPECT_EQ(ran.code, 0) << ran.err;
+  }
+}
+
+TEST_F(ToolsTest, AMissingStepNamesThoseThatThereAre) {
+  const std::string expected = "there is no step 7 under " + root_ + "; there are 1000, 2000\n";
+
+  for (const Ran& ran :
+       {Run({"show", root_, "7"}), Run({"verify", root_, "7"}), Run({"verify", root_ + "/step-7"}),
+        Run({"diff", root_, "7", "1000"}), Run({"export", StepFolder(7), "--out", directory_ / "x"})}) {
+    EXPECT_EQ(ran.code, 2);
+    EXPECT_THAT(ran.err, HasSubstr(expected));
+  }
+}
+
 TEST_F(ToolsTest, VerifyFindsDamageAndNamesIt) {
   const Ran before = Run({"verify", root_});
   Damage(2000);
