@@ -23,25 +23,10 @@ struct Collected {
   Status failure;
 };
 
-// Checks the shards of the checkpoints to keep: others are removed because of them, so a manifest alone is not enough.
-void CheckKeptShards(std::vector<StoredCheckpoint>& list, std::uint64_t keep_last) {
-  std::uint64_t good = 0;
-  for (auto newest = list.rbegin(); newest != list.rend() && good < keep_last; ++newest) {
-    CheckpointInfo& info = newest->info;
-    if (!info.status.ok()) continue;
-    info.status = CheckShardFiles(*newest);
-    if (info.status.ok()) {
-      ++good;
-    } else {
-      fmt::print(stderr, "step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
-    }
-  }
-}
-
 Result<std::vector<CheckpointInfo>> Choose(const CollectOptions& options) {
   CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
-  CheckKeptShards(list, options.keep_last);
+  CheckNewestShards(list, options.keep_last, /*doomed=*/{});
   std::vector<const CheckpointInfo*> infos;
   for (const StoredCheckpoint& checkpoint : list) infos.push_back(&checkpoint.info);
   const std::vector<std::uint64_t> steps = ChooseRetired(infos, options.keep_last, options.keep_every);

@@ -99,13 +99,6 @@ std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos) {
   return steps;
 }
 
-std::string DescribeSteps(std::vector<std::uint64_t> steps) {
-  constexpr std::size_t kNamed = 8;
-  std::sort(steps.begin(), steps.end());
-  if (steps.size() <= kNamed) return fmt::format("{}", fmt::join(steps, ", "));
-  return fmt::format("{} steps from {} to {}", steps.size(), steps.front(), steps.back());
-}
-
 Status NoSuchStep(const std::string& root, const std::string& word, const std::vector<CheckpointInfo>& list) {
   return Error(StatusCode::kNotFound, "there is no step {} under {}; there {}", word, root,
                list.empty() ? "is none" : (list.size() == 1 ? "is " : "are ") + DescribeSteps(Steps(list)));

@@ -34,8 +34,6 @@ enum class PathKind : std::uint8_t { kRoot, kCheckpoint, kTensorFile };
 [[nodiscard]] Result<PathKind> KindOf(const std::string& path);
 
 [[nodiscard]] std::vector<std::uint64_t> Steps(const std::vector<CheckpointInfo>& infos);
-/// "10, 20, 30", or of many the first and the last.
-[[nodiscard]] std::string DescribeSteps(std::vector<std::uint64_t> steps);
 /// NotFound: which steps there are, and not the one that `word` names.
 [[nodiscard]] Status NoSuchStep(const std::string& root, const std::string& word,
                                 const std::vector<CheckpointInfo>& list);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <numeric>
@@ -20,6 +21,21 @@ namespace cairn::tools {
 
 bool Asks(bool yes) { return !yes && ::isatty(STDIN_FILENO) == 1; }
 
+void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
+                       const std::vector<CheckpointInfo>& doomed) {
+  std::uint64_t good = 0;
+  for (auto newest = list.rbegin(); newest != list.rend() && good < enough; ++newest) {
+    CheckpointInfo& info = newest->info;
+    if (!info.status.ok() || HasStep(doomed, info.step)) continue;
+    info.status = CheckShardFiles(*newest);
+    if (info.status.ok()) {
+      ++good;
+    } else {
+      fmt::print(stderr, "step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
+    }
+  }
+}
+
 Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& consequence) {
   for (const CheckpointInfo& info : doomed) {
     fmt::print(stderr, "  step {}, {}, {}\n", info.step, CommitTime(info),
@@ -33,6 +49,10 @@ Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& con
     if (said == "y\n" || said == "Y\n" || said == "yes\n") return Status::Ok();
   }
   return {StatusCode::kCancelled, "nothing was removed"};
+}
+
+bool HasStep(const std::vector<CheckpointInfo>& infos, std::uint64_t step) {
+  return std::any_of(infos.begin(), infos.end(), [step](const CheckpointInfo& info) { return info.step == step; });
 }
 
 std::uint64_t TotalBytes(const std::vector<CheckpointInfo>& infos) {

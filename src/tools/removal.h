@@ -8,15 +8,22 @@
 
 #include "cairn/checkpointer.h"
 #include "io/io_queue.h"
+#include "store/list.h"
 #include "store/root.h"
 
 namespace cairn::tools {
 
 /// Whether a command that removes asks first: a person can answer, and has not said --yes.
 [[nodiscard]] bool Asks(bool yes);
+/// Checks the shards of the newest checkpoints outside `doomed`, until `enough` are good: others are removed because of
+/// them, so a manifest alone is not enough. A bad one gets its status here, and is named on stderr.
+void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
+                       const std::vector<CheckpointInfo>& doomed);
 /// Shows on the terminal what would be removed, with sizes, and `consequence`, a sentence or nothing. Cancelled unless
 /// the answer is yes.
 [[nodiscard]] Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& consequence);
+/// Whether one of them has this step.
+[[nodiscard]] bool HasStep(const std::vector<CheckpointInfo>& infos, std::uint64_t step);
 [[nodiscard]] std::uint64_t TotalBytes(const std::vector<CheckpointInfo>& infos);
 
 /// A root opened as its writer, to remove checkpoints from it.

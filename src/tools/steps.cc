@@ -3,8 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/human.h"
@@ -37,6 +39,19 @@ Result<Range> ParseRange(const std::string& word) {
   return Error(StatusCode::kInvalidArgument, "expected a step such as 35 or a range such as 10-40, found \"{}\"", word);
 }
 
+/// The steps of `chosen`, as few words of the command line: "10-40 60". A range spans no other step that `also` has.
+std::string Ranges(const std::set<std::uint64_t>& chosen, const std::set<std::uint64_t>& also) {
+  std::vector<std::string> words;
+  for (auto first = chosen.begin(); first != chosen.end();) {
+    auto last = first;
+    auto end = std::next(first);
+    while (end != chosen.end() && also.upper_bound(*last) == also.find(*end)) last = end++;
+    words.push_back(first == last ? std::to_string(*first) : fmt::format("{}-{}", *first, *last));
+    first = end;
+  }
+  return fmt::format("{}", fmt::join(words, " "));
+}
+
 std::vector<CheckpointInfo> Infos(const std::vector<StoredCheckpoint>& list) {
   std::vector<CheckpointInfo> infos;
   for (const StoredCheckpoint& one : list) infos.push_back(one.info);
@@ -63,33 +78,40 @@ Result<std::vector<CheckpointInfo>> Named(const StepsOptions& options, const std
   return infos;
 }
 
-Result<std::vector<CheckpointInfo>> ListRootInfos(const std::string& root) {
-  CAIRN_RETURN_IF_ERROR(CheckRoot(root));
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> list, ListCheckpoints(root));
-  return Infos(list);
+Result<std::vector<StoredCheckpoint>> ListRootOf(const StepsOptions& options) {
+  CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
+  return ListCheckpoints(options.root);
 }
 
-Status CheckUnpinned(const StepsOptions& options, const std::vector<CheckpointInfo>& doomed) {
-  std::vector<std::uint64_t> pinned;
-  for (const CheckpointInfo& info : doomed) {
-    if (IsPinned(PathAt(info.path))) pinned.push_back(info.step);
+Status CheckUnpinned(const StepsOptions& options, const std::vector<CheckpointInfo>& list,
+                     const std::vector<CheckpointInfo>& doomed) {
+  std::set<std::uint64_t> all;
+  std::set<std::uint64_t> pinned;
+  for (const CheckpointInfo& info : list) {
+    if (!IsPinned(PathAt(info.path))) continue;
+    all.insert(info.step);
+    if (HasStep(doomed, info.step)) pinned.insert(info.step);
   }
   if (pinned.empty()) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "pinned: {}; nothing was removed. First run: cairn unpin {} {}",
-               DescribeSteps(pinned), options.root, fmt::join(pinned, " "));
+               DescribeSteps({pinned.begin(), pinned.end()}), options.root, Ranges(pinned, all));
 }
 
-/// What a job resumes from without the doomed ones; empty if that does not change.
-std::string Consequence(const std::vector<CheckpointInfo>& list, const std::vector<CheckpointInfo>& doomed) {
-  const auto newest = [](const CheckpointInfo& info) { return info.status.ok(); };
-  const auto before = std::find_if(list.rbegin(), list.rend(), newest);
-  const auto after = std::find_if(list.rbegin(), list.rend(), [&](const CheckpointInfo& info) {
-    return newest(info) && std::none_of(doomed.begin(), doomed.end(),
-                                        [&info](const CheckpointInfo& one) { return one.step == info.step; });
+/// What a removal changes for a job that resumes.
+struct Consequence {
+  /// A sentence; empty if nothing changes.
+  std::string text;
+  bool none_remains = false;
+};
+
+Consequence ConsequenceOf(const std::vector<CheckpointInfo>& list, const std::vector<CheckpointInfo>& doomed) {
+  const auto before = std::find_if(list.rbegin(), list.rend(), [](const auto& info) { return info.status.ok(); });
+  const auto after = std::find_if(before, list.rend(), [&doomed](const CheckpointInfo& info) {
+    return info.status.ok() && !HasStep(doomed, info.step);
   });
-  if (before == after) return "";
-  if (after == list.rend()) return "No checkpoint remains: a job begins anew.";
-  return fmt::format("Step {} is then the newest: a job resumes from it.", after->step);
+  if (before == after) return {};
+  if (after == list.rend()) return {"No good checkpoint remains: a job cannot resume.", true};
+  return {fmt::format("Step {} is then the newest: a job resumes from it.", after->step)};
 }
 
 struct Removed {
@@ -100,10 +122,20 @@ struct Removed {
 };
 
 Result<Removed> RemoveNamed(const StepsOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> list, ListRootInfos(options.root));
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> doomed, Named(options, list));
-  CAIRN_RETURN_IF_ERROR(CheckUnpinned(options, doomed));
-  if (Asks(options.yes)) CAIRN_RETURN_IF_ERROR(Confirm(doomed, Consequence(list, doomed)));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListRootOf(options));
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> doomed, Named(options, Infos(stored)));
+  CheckNewestShards(stored, 1, doomed);
+  const std::vector<CheckpointInfo> list = Infos(stored);
+  CAIRN_RETURN_IF_ERROR(CheckUnpinned(options, list, doomed));
+  const Consequence expected = ConsequenceOf(list, doomed);
+  if (Asks(options.yes)) {
+    CAIRN_RETURN_IF_ERROR(Confirm(doomed, expected.text));
+  } else if (expected.none_remains && !options.yes) {
+    return Error(
+        StatusCode::kFailedPrecondition,
+        "no good checkpoint would remain under {}; nothing was removed. Run it with --yes to remove them anyway",
+        options.root);
+  }
   CAIRN_ASSIGN_OR_RETURN(WritableRoot root, WritableRoot::Open(options.root));
   Removed removed;
   for (const CheckpointInfo& info : doomed) {
@@ -114,7 +146,7 @@ Result<Removed> RemoveNamed(const StepsOptions& options) {
       removed.failure = std::move(status);
     }
   }
-  removed.consequence = Consequence(list, removed.steps);
+  removed.consequence = ConsequenceOf(list, removed.steps).text;
   return removed;
 }
 
@@ -123,14 +155,17 @@ struct Changed {
   std::optional<PinOwner> before;
 };
 
-/// Needs no writer's lock: whoever removes a step looks for its pin while no reader, and so nobody who pins, has it.
+/// The steps that are pinned now, or whose pins ended. Needs no writer's lock: whoever removes a step looks for its pin
+/// while no reader, and so nobody who pins, has it.
 Result<std::vector<Changed>> PinNamed(const StepsOptions& options, std::optional<PinOwner> owner) {
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> list, ListRootInfos(options.root));
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> named, Named(options, list));
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> list, ListRootOf(options));
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> named, Named(options, Infos(list)));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeQueue());
   std::vector<Changed> changed;
   for (const CheckpointInfo& info : named) {
-    changed.push_back({info.step, FindPin(PathAt(info.path))});
+    const std::optional<PinOwner> before = FindPin(PathAt(info.path));
+    if (!owner && !before) continue;
+    changed.push_back({info.step, before});
     CAIRN_RETURN_IF_ERROR(SetPin(*queue, PathAt(options.root), info.step, owner, kFileMode));
   }
   return changed;
@@ -164,7 +199,11 @@ int Pin(const StepsOptions& options, bool pinned) {
     fmt::print("{} step {}{}\n", pinned ? "pinned" : "unpinned", one.step,
                again ? "; keep_best had pinned it, and may do so again" : "");
   }
-  if (options.json) PrintJson({{pinned ? "pinned" : "unpinned", steps}});
+  if (options.json) {
+    PrintJson({{pinned ? "pinned" : "unpinned", steps}});
+  } else if (changed->empty()) {
+    fmt::print("none of these steps was pinned\n");
+  }
   return kGood;
 }
 

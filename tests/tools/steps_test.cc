@@ -117,7 +117,7 @@ TEST_F(StepsTest, RmRemovesStepsAndRanges) {
   const Ran range = Run({"rm", root_, "1000-2500", "4000"});
   const std::vector<std::uint64_t> left = StepsLeft();
   const Ran newest = Run({"rm", root_, "5000"});
-  const Ran all = Run({"rm", root_, "3000", "--json"});
+  const Ran all = Run({"rm", root_, "3000", "--json", "--yes"});
 
   EXPECT_EQ(range.code, 0) << range.err;
   EXPECT_THAT(range.out,
@@ -126,6 +126,26 @@ TEST_F(StepsTest, RmRemovesStepsAndRanges) {
   EXPECT_THAT(newest.out, HasSubstr("Step 3000 is then the newest: a job resumes from it."));
   EXPECT_EQ(all.parsed()["removed"], (json{3000}));
   EXPECT_THAT(StepsLeft(), IsEmpty());
+}
+
+TEST_F(StepsTest, RmTakesTheLastGoodStepOnlyIfToldTo) {
+  Write(3000);
+  std::filesystem::resize_file(StepFolder(3000) + "/shard-00001.safetensors", 10);
+
+  const Ran asked = RunAtTerminal("n", "rm '" + root_ + "' 1000 2000");
+  const Ran refused = Run({"rm", root_, "1000", "2000"});
+  const std::vector<std::uint64_t> kept = StepsLeft();
+  const Ran one_of_them = Run({"rm", root_, "2000"});
+  const Ran told = Run({"rm", root_, "1000", "--yes"});
+
+  EXPECT_THAT(asked.out, HasSubstr("No good checkpoint remains: a job cannot resume."));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("step 3000 is not counted: Corrupt: " + StepFolder(3000) + "/shard-00001"),
+                                 HasSubstr("no good checkpoint would remain under " + root_), HasSubstr("--yes")));
+  EXPECT_THAT(kept, ElementsAre(1000, 2000, 3000));
+  EXPECT_THAT(one_of_them.out, HasSubstr("Step 1000 is then the newest")) << one_of_them.err;
+  EXPECT_THAT(told.out, HasSubstr("No good checkpoint remains")) << told.err;
+  EXPECT_THAT(StepsLeft(), ElementsAre(3000));
 }
 
 TEST_F(StepsTest, RmRemovesADamagedStep) {
@@ -149,6 +169,21 @@ TEST_F(StepsTest, RmRemovesNothingIfAStepIsPinnedOrUnknown) {
   EXPECT_THAT(StepsLeft(), ElementsAre(1000, 2000));
   EXPECT_EQ(Run({"unpin", root_, "2000"}).code, 0);
   EXPECT_EQ(Run({"rm", root_, "2000"}).code, 0);
+}
+
+TEST_F(StepsTest, UnpinNamesWhatWasPinnedAndRmNamesItInRanges) {
+  for (const std::uint64_t step : {3000, 4000, 5000, 6000, 7000}) Write(step);
+  for (const std::uint64_t step : {1000, 2000, 4000, 5000, 7000}) PinByHand(step, "");
+
+  const Ran refused = Run({"rm", root_, "1000-4000", "6000-7000"});
+  const Ran unpinned = Run({"unpin", root_, "1000-3000"});
+  const Ran again = Run({"unpin", root_, "1000-3000"});
+
+  EXPECT_THAT(refused.err, HasSubstr("cairn unpin " + root_ + " 1000-4000 7000\n"));
+  EXPECT_EQ(unpinned.out, "unpinned step 1000\nunpinned step 2000\n");
+  EXPECT_EQ(again.out, "none of these steps was pinned\n");
+  EXPECT_EQ(again.code, 0);
+  EXPECT_EQ(Run({"unpin", root_, "4000-6000", "--json"}).parsed()["unpinned"], (json{4000, 5000}));
 }
 
 TEST_F(StepsTest, PinsWhileAJobHasTheRootOpenButRemovesNothing) {
