@@ -169,7 +169,7 @@ auto StoreLink::TryWhileFull(const Call& call, Deadline until) {
 KeyValueStore StoreLink::WhileFull(const KeyValueStore& store, Deadline until) {
   const auto patient = [this, until](auto call) {
     return [this, until, call = std::move(call)](const auto&... arguments) {
-      return TryWhileFull([&] { return call(arguments...); }, until);
+      return this->TryWhileFull([&] { return call(arguments...); }, until);
     };
   };
   return {.set = patient(store.set),
