@@ -169,5 +169,26 @@ TEST_F(LoneSaves, MissingAttemptHasRankZerosReason) {
   ExpectWorksFrom(2);
 }
 
+// Its looking has ended before it hears so.
+TEST_F(LoneSaves, AttemptThatIsNeverSeenHasRankZerosReason) {
+  OpenAll(std::chrono::seconds(1));
+  group(2).Hold("outcome/");
+  const FaultGate writing = plan(0).Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const FaultGate opening = plan(2).Hold({.op = IoOp::kOpen, .path = ".attempt-", .nth = 1});
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(writing.WaitHeld(Soon()) && opening.WaitHeld(Soon()));
+  EXPECT_TRUE(saves[0].Cancel());
+  writing.Release();
+  EXPECT_EQ(saves[0].WaitDurable(Soon()).code(), StatusCode::kCancelled);
+
+  opening.Release();
+  ASSERT_TRUE(group(2).WaitSaid("prepared/", Soon()));
+  group(2).Release();
+
+  const Status status = saves[2].WaitDurable(Soon());
+  EXPECT_EQ(status.code(), StatusCode::kCancelled) << status;
+  EXPECT_THAT(status.message(), HasSubstr("rank 0: step 1: cancelled by the caller"));
+}
+
 }  // namespace
 }  // namespace cairn
