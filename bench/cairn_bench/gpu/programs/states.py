@@ -67,16 +67,26 @@ def dtypes(device, _count):
 
 def odd_offsets(device, _count):
     """Views that begin at odd bytes of their storage, or are cut from larger tensors."""
-    raw = torch.randint(256, (1 << 20,), dtype=torch.uint8, device=device)
-    square = torch.randn(512, 512, device=device)
-    cube = torch.randn(31, 17, 65, device=device)
-    views = {f"byte {begin}": raw[begin : begin + 4099] for begin in (1, 3, 7, 4097)}
-    views |= {"transposed": square.t(), "columns": square[:, 3:100], "every second": square[::2, ::2]}
+
+    # Each of a storage of its own: targets that share memory partly are refused.
+    def square():
+        return torch.randn(512, 512, device=device)
+
+    def cube():
+        return torch.randn(31, 17, 65, device=device)
+
+    def raw():
+        return torch.randint(256, (1 << 20,), dtype=torch.uint8, device=device)
+
+    views = {f"byte {begin}": raw()[begin : begin + 4099] for begin in (1, 3, 7, 4097)}
     return views | {
-        "permuted": cube.permute(2, 0, 1),
-        "inner": cube[1:30, 2:16, 5:60],
-        "empty": square[:0],
-        "one": square[5, 5],
+        "transposed": square().t(),
+        "columns": square()[:, 3:100],
+        "every second": square()[::2, ::2],
+        "permuted": cube().permute(2, 0, 1),
+        "inner": cube()[1:30, 2:16, 5:60],
+        "empty": square()[:0],
+        "one": square()[5, 5],
     }
 
 
