@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "device/host_device.h"
 #include "group/solo_group.h"
+#include "io/disk_watch.h"
 #include "store/list.h"
 
 namespace cairn {
@@ -25,7 +26,7 @@ Status Checkpointer::Impl::CheckWritable() const {
 }
 
 Status Checkpointer::Impl::OpenRoot() {
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, make_queue());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, Reporting(make_queue, options.on_event)());
   CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group));
   root_path = root->path();
   Warn(root->notes());

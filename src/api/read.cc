@@ -4,6 +4,7 @@
 #include "api/checkpointer_impl.h"
 #include "api/shared_restore.h"
 #include "base/status_macros.h"
+#include "io/disk_watch.h"
 #include "store/list.h"
 
 namespace cairn {
@@ -14,7 +15,7 @@ Status Checkpointer::Impl::CheckReadable(const Selector& selector) const {
 }
 
 RestoreParts Checkpointer::Impl::MakeRestoreParts() {
-  return {.queue = make_queue,
+  return {.queue = Reporting(make_queue, options.on_event),
           .pool = pool.get(),
           .workers = &workers,
           .device = [this](DeviceId id) -> Result<Device*> {

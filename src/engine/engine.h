@@ -11,11 +11,11 @@
 
 #include "base/mutex.h"
 #include "engine/context.h"
-#include "engine/disk_watch.h"
 #include "engine/failures.h"
 #include "engine/retention.h"
 #include "engine/save_job.h"
 #include "engine/save_task.h"
+#include "io/disk_watch.h"
 
 namespace cairn {
 

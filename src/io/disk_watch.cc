@@ -1,4 +1,4 @@
-#include "engine/disk_watch.h"
+#include "io/disk_watch.h"
 
 #include <algorithm>
 #include <utility>
@@ -77,6 +77,26 @@ Deadline DiskWatch::WakesAt(const WatchedQueue& queue) const {
   add(false, kSlow, !hangs_.ok());
   add(true, kSlowRemoval, !removal_hangs_.ok());
   return Deadline::At(wake);
+}
+
+Result<std::size_t> ReportingQueue::RunOnce(Deadline deadline) {
+  while (true) {
+    const Deadline look = watch_.WakesAt(*this);
+    const bool looks = look.when() < deadline.when();
+    Result<std::size_t> called = WatchedQueue::RunOnce(looks ? look : deadline);
+    std::vector<Event> events;
+    watch_.Look(*this, events);
+    for (const Event& event : events) on_event_(event);
+    if (!called.ok() || *called != 0 || !looks || !look.passed()) return called;
+  }
+}
+
+IoQueueFactory Reporting(IoQueueFactory make, EventCallback on_event) {
+  if (!on_event) return make;
+  return [make = std::move(make), on_event = std::move(on_event)]() -> Result<std::unique_ptr<IoQueue>> {
+    CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, make());
+    return std::unique_ptr<IoQueue>(std::make_unique<ReportingQueue>(std::move(queue), on_event));
+  };
 }
 
 }  // namespace cairn

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/stats.h"
@@ -11,7 +14,7 @@
 
 namespace cairn {
 
-/// Says which operation the disk does not answer, and when the disk counts as hung. For the engine's thread.
+/// Says which operation the disk does not answer, and when the disk counts as hung. For the queue's thread.
 ///
 /// After kSlow (kSlowRemoval for what removes files, which takes as long as they are large) an event names the
 /// operation and how long it has waited, again after pauses that double. After stall_timeout the disk hangs.
@@ -48,5 +51,21 @@ class DiskWatch {
   Clock::time_point next_report_ = Clock::time_point::min();
   std::chrono::nanoseconds pause_ = kSlow;
 };
+
+/// For a call that waits for the disk as long as it takes: its events say for which operation, as DiskWatch has it.
+class ReportingQueue : public WatchedQueue {
+ public:
+  ReportingQueue(std::unique_ptr<IoQueue> inner, EventCallback on_event)
+      : WatchedQueue(std::move(inner)), on_event_(std::move(on_event)) {}
+
+  Result<std::size_t> RunOnce(Deadline deadline) override;
+
+ private:
+  const EventCallback on_event_;
+  DiskWatch watch_{std::chrono::nanoseconds(0)};
+};
+
+/// Queues of `make`, which report to `on_event`; it may be null.
+[[nodiscard]] IoQueueFactory Reporting(IoQueueFactory make, EventCallback on_event);
 
 }  // namespace cairn

@@ -92,11 +92,9 @@ Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) 
       continue;
     }
     // Fails only in a forked child, where no restore runs.
-    const Deadline health = copying_ > 0 ? next_health_check_ : Deadline::Infinite();
-    static_cast<void>(queue_->RunOnce(slow_at_.when() < health.when() ? slow_at_ : health));
+    static_cast<void>(queue_->RunOnce(copying_ > 0 ? next_health_check_ : Deadline::Infinite()));
     HandleMessages(progress);
     CheckHealth();
-    ReportSlowReads();
   }
   CAIRN_RETURN_IF_ERROR(status_);
   return devices_.HoldStreams(streams);
@@ -150,7 +148,7 @@ void Pipeline::Release(const Slot& slot) {
 }
 
 void Pipeline::ReadInto(Slot& slot) {
-  if (reading_++ == 0) slow_at_ = Deadline::In(parts_.slow_after);
+  ++reading_;
   RunTask(*queue_, ReadTask(slot), [this, &slot](Status status) { ReadDone(slot, std::move(status)); });
 }
 
@@ -166,7 +164,7 @@ IoTask<Status> Pipeline::ReadTask(const Slot& slot) {
 }
 
 void Pipeline::ReadDone(Slot& slot, Status status) {
-  slow_at_ = --reading_ == 0 ? Deadline::Infinite() : Deadline::In(parts_.slow_after);
+  --reading_;
   if (!slot.cached) Release(slot);
   if (!status.ok()) Fail(std::move(status));
   if (!status_.ok()) return Finish(slot);
@@ -324,17 +322,6 @@ void Pipeline::GiveUp(Device* device) {
   lost_.insert(device);
   for (Slot* const slot : std::exchange(in_flight_[device], {})) EndCopy(*slot);
   LaunchPlanned();  // Drops what is planned, since the restore has failed.
-}
-
-void Pipeline::ReportSlowReads() {
-  if (!slow_at_.passed()) return;
-  slow_at_ = Deadline::Infinite();  // Until the disk responds again.
-  const auto waits = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->read != nullptr; });
-  if (!parts_.on_event || waits == slots_.end()) return;
-  parts_.on_event({.severity = Severity::kWarning,
-                   .message = fmt::format("restore: {} reads, one of them of {}, have waited for the disk for {} s",
-                                          reading_, files_[(*waits)->read->shard].name,
-                                          std::chrono::duration<double>(parts_.slow_after).count())});
 }
 
 void Pipeline::Fail(Status status) {

@@ -93,7 +93,6 @@ class Pipeline {
   void HandleMessages(const Progress& progress);
   void CheckHealth();
   void GiveUp(Device* device);
-  void ReportSlowReads();
   void Fail(Status status);
   void Finish(Slot& slot);
   [[nodiscard]] bool idle() const { return reading_ + working_ + copying_ == 0; }
@@ -129,8 +128,6 @@ class Pipeline {
   std::map<Device*, std::vector<Slot*>> in_flight_;
   std::set<Device*> lost_;
   Deadline next_health_check_ = Deadline::Infinite();
-  // When the reads in flight count as slow.
-  Deadline slow_at_ = Deadline::Infinite();
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_total_ = 0;
   std::vector<std::unique_ptr<Slot>> slots_;

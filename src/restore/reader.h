@@ -29,9 +29,6 @@ struct RestoreParts {
   int queue_depth = 8;
   /// How long to wait for a chunk while saves hold the whole pool; then DeadlineExceeded.
   std::chrono::nanoseconds memory_timeout = std::chrono::hours(1);
-  /// After this time without a reply from the disk, an event warns, once. The reads are still waited for, because the
-  /// kernel may still write into the pool's memory.
-  std::chrono::nanoseconds slow_after = std::chrono::seconds(30);
   EventCallback on_event;
   /// Called for each checkpoint that is found or known to be damaged, whether or not an older one is then read.
   std::function<void(const CheckpointInfo&)> on_damaged;

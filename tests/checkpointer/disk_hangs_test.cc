@@ -160,6 +160,20 @@ TEST_F(DiskHangsAlone, IsReportedByNameAfterASecondAndAgainLater) {
   EXPECT_EQ(save.WaitDurable(Soon()), Status::Ok());
 }
 
+TEST_F(DiskHangsAlone, OpeningSaysWhatItWaitsFor) {
+  const FaultGate gate = plan_->Hold({.op = IoOp::kRename, .path = ".writer"});
+  Options options = SmallOptions(dir_ / "run");
+  std::string told;
+  options.on_event = [&](const Event& event) {
+    if (told.empty()) told = event.message;
+    gate.Release();
+  };
+
+  EXPECT_NE(OpenOrFail(options, Through(plan_)), nullptr);
+
+  EXPECT_THAT(told, AllOf(HasSubstr("rename of "), HasSubstr(".writer"), HasSubstr("has waited for the disk for 1")));
+}
+
 TEST_F(DiskHangsAlone, SavesAreRefusedUntilItAnswers) {
   Open();
   const FaultGate gate = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});

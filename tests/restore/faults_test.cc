@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "io/disk_watch.h"
 #include "restore_fixture.h"
 #include "store/remove.h"
 #include "support/faulty_queue.h"
@@ -168,18 +169,16 @@ TEST_F(RestoreFaultsTest, KeepsQueueDepthReadsInFlight) {
 
 TEST_F(RestoreFaultsTest, SlowReadsAreReportedAndWaitedFor) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kRead, .nth = 3});
-  RestoreParts parts = Parts();
-  parts.queue = plan_->Wrap(parts.queue);
-  parts.slow_after = std::chrono::milliseconds(1);
   std::string told;
-  parts.on_event = [&](const Event& event) {
+  RestoreParts parts = Parts();
+  parts.queue = Reporting(plan_->Wrap(parts.queue), [&](const Event& event) {
     told = event.message;
     gate.Release();
-  };
+  });
 
   EXPECT_TRUE(RestoreSelected(parts, {}, Folder(folder_), 0, targets_.state, {}).ok());
 
-  EXPECT_THAT(told, AllOf(HasSubstr("shard-00000.safetensors"), HasSubstr("have waited for the disk")));
+  EXPECT_THAT(told, AllOf(HasSubstr("read of"), HasSubstr("shard-00000.safetensors has waited for the disk for 1")));
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
