@@ -34,7 +34,7 @@ def figures(*arguments: object) -> subprocess.CompletedProcess[str]:
     ("arguments", "why"),
     [
         (("10",), "invalid choice: '10' (choose from "),
-        ((), "the following arguments are required: NAME"),
+        ((), "expected a NAME, of 8, 8e, "),
         (
             ("8", "--strategies", "cairn,slow"),
             "unknown slow; there are sync, torch-save, checkfreq, gpm, gemini, pccheck, cairn",
