@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <utility>
 
 #include "base/memory_overlap.h"
@@ -28,6 +30,33 @@ std::string_view AsciiOf(PyObject* key) {
   if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key)) return {};
   return {static_cast<const char*>(PyUnicode_DATA(key)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(key))};
 }
+
+// The component of a tensor's name that stands for a key, as part_of in cairn/_tree/paths.py has it.
+class NamePart {
+ public:
+  // Empty for what needs more care than this.
+  explicit NamePart(PyObject* key) : text_(AsciiOf(key)) {
+    is_str_ = IsPlainName(text_);
+    if (is_str_) return;
+    text_ = {};
+    if (PyLong_CheckExact(key) == 0) return;
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(key, &overflow);
+    if (overflow != 0) return;
+    text_ = {digits_.data(), std::to_chars(digits_.data(), digits_.data() + digits_.size(), number).ptr};
+  }
+  NamePart(const NamePart&) = delete;
+  NamePart& operator=(const NamePart&) = delete;
+  ~NamePart() = default;
+
+  [[nodiscard]] bool is_str() const { return is_str_; }
+  [[nodiscard]] std::string_view text() const { return text_; }
+
+ private:
+  std::array<char, 20> digits_;
+  std::string_view text_;
+  bool is_str_ = false;
+};
 
 // Whether a node of a tree's text, as json.loads returns it, is ["t"]: a torch tensor.
 bool IsTensorNode(PyObject* node) {
@@ -108,15 +137,15 @@ void TreeTensors::AddRead(std::string_view prefix, std::string_view key, Tensor 
   given_.push_back({value, tensor.dense.data});
 }
 
-py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std::string_view prefix, bool pairs,
-                               const py::function& node) {
+py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std::string_view prefix,
+                               std::string_view mark, const py::function& node) {
   const std::size_t count = keys.size();
   if (count != values.size()) throw py::value_error("keys and values differ in number");
   std::size_t text_bytes = 0;
   for (const py::handle key : keys) {
-    const std::string_view name = AsciiOf(key.ptr());
-    if (!IsPlainName(name)) return py::none();
-    text_bytes += name.size() + std::string_view(R"("":["t"],)").size();
+    const NamePart part(key.ptr());
+    if (part.text().empty() || (mark == ":" && !part.is_str())) return py::none();
+    text_bytes += part.text().size() + std::string_view(R"("":["t"],)").size();
   }
   const std::span<PyObject* const> items(PySequence_Fast_ITEMS(values.ptr()), count);
   std::string text;
@@ -127,12 +156,16 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
   }
   for (std::size_t i = 0; i < count; ++i) {
     Prefetch(items, i);
-    const std::string_view key = AsciiOf(PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
+    const NamePart part(PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
+    const std::string_view key = part.text();
     const py::handle value = items[i];
     if (!text.empty()) text += ',';
-    text += '"';
-    text += key;
-    text += pairs ? "\"," : "\":";
+    if (!mark.empty()) {
+      if (part.is_str()) text += '"';
+      text += key;
+      if (part.is_str()) text += '"';
+      text += mark;
+    }
     Tensor tensor;
     if (torch_ == nullptr || !torch_->Knows(value) || !torch_->Read(value, tensor.dense, seen_.extents)) {
       const std::string name = prefix.empty() ? std::string(key) : std::string(prefix).append("/").append(key);
@@ -293,7 +326,7 @@ void BindTreeTensors(py::module_& module) {
   py::class_<TreeTensors>(module, "TreeTensors")
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
       .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
-      .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
+      .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "mark"_a, "node"_a)
       .def("match_all", &TreeTensors::MatchAll, "keys"_a, "nodes"_a, "like"_a, "prefix"_a, "stored"_a)
       .def("shared_memory", &TreeTensors::SharedMemory, "more"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);

@@ -61,12 +61,13 @@ class TreeTensors {
   /// (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address); (logical name, global
   /// shape, offset) or None; the tensor, or None if the memory is a copy and not the caller's.
   void Add(const pybind11::tuple& view, const pybind11::object& part, const pybind11::object& tensor);
-  /// Adds a whole dict, whose tensors are named by `prefix` and `keys`. Returns its text (see cairn/_tree): the members
-  /// of an object or, with `pairs`, "KEY,NODE,KEY,NODE". `node(value, name)` returns the text of what is not a plain,
-  /// dense torch tensor. Returns None, with nothing done, if a key is not a plain name. `values` must live, and keep
-  /// its elements, as long as this object.
-  pybind11::object AddAll(const pybind11::list& keys, const pybind11::list& values, std::string_view prefix, bool pairs,
-                          const pybind11::function& node);
+  /// Adds a whole dict or list, whose tensors are named by `prefix` and `keys`, a list's by their places. Returns its
+  /// text (see cairn/_tree), members with commas between: KEY, `mark` and NODE; without a `mark` only NODE.
+  /// `node(value, name)` returns the text of what is not a plain, dense torch tensor. Returns None, with nothing done,
+  /// if a key is no plain name, nor an int of 64 bits where that can be a key: not with ":". `values` must live, and
+  /// keep its elements, as long as this object.
+  pybind11::object AddAll(const pybind11::list& keys, const pybind11::list& values, std::string_view prefix,
+                          std::string_view mark, const pybind11::function& node);
   /// Adds the tensors of a dict to restore into, `like`, whose tensors are named by `prefix` and `keys`. `nodes` are
   /// the checkpoint's, as JSON, in the order of `keys`. Returns a list with like's tensor for each plain, dense torch
   /// tensor that fits what is stored, and NotImplemented for everything else. Returns None, with nothing done, if the

@@ -16,6 +16,7 @@ from cairn import _tree
 from cairn._errors import InvalidArgument
 from cairn._tree import build, kinds, names
 from cairn._tree.paths import EnumName
+from cairn._tree.tensors import TensorCollector
 from flat import flatten
 from trees import Flags, Level, Loader, Mode, restore, same, save
 
@@ -99,6 +100,23 @@ def test_texts_that_look_like_parts_of_the_text_are_kept():
     tree = {"w": torch.zeros(1), "texts": like, **{text: 1 for text in ("NaN", '["t"]')}}
     flat = flatten(tree)
     assert build(flat.text, flat.tensors) == tree
+
+
+@pytest.mark.parametrize("keys", [(1, -2, 2**62, -(2**63)), (1, 2**63), (True, None), ("w", 1), ("1", 1)])
+def test_tensors_below_other_keys_are_named_alike_by_both_walks(keys):
+    tree = {"s": {key: torch.zeros(1) for key in keys}, "l": [torch.zeros(1), (torch.zeros(1), "a", 1.5)]}
+    flat = flatten(tree)
+    assert len(flat.tensors) == len(tree["s"]) + 2
+    assert same(build(flat.text, flat.tensors), tree)
+
+
+def test_tensors_in_lists_are_taken_in_one_call(monkeypatch):
+    monkeypatch.delattr(TensorCollector, "add")
+    sink = TensorCollector()
+    _tree.flatten(
+        {"l": [torch.zeros(1)] * 3, "t": (torch.zeros(1),), "state": {0: torch.zeros(1), 1: torch.zeros(1)}}, sink
+    )
+    assert [len(keys) for _, keys, _ in sink.given] == [3, 3, 1, 2]
 
 
 def test_the_collector_does_not_visit_each_of_many_tensors():

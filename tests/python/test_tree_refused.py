@@ -56,6 +56,7 @@ class TestRefused:
         (type("MyBytes", (bytearray,), {})(), r"MyBytes cannot be kept; .* bytearray\(\.\.\.\)"),
         (Flags.A | Flags.B, r"Flags cannot be kept; of a Flag only single members"),
         ({torch.zeros(1)}, r"tensors, objects and dataclasses cannot be kept in a set"),
+        ({(torch.zeros(1), "a")}, r"tensors, objects and dataclasses cannot be kept in a set"),
         ({(Loader({}),)}, r"tensors, objects and dataclasses cannot be kept in a set"),
         (cyclic(dict), r"a value of type dict that holds itself"),
         (cyclic(list), r"a value of type list that holds itself"),

@@ -132,7 +132,7 @@ class _Places:
         keys = [(prefix, keys) for prefix, keys, _ in tensors.given]
         if keys != self._keys or names != self._names:
             at = {
-                (key if prefix is None else f"{prefix}/{key}" if prefix else key): (i, j)
+                (f"{prefix}/{key}" if prefix else str(key)): (i, j)
                 for i, (prefix, block) in enumerate(keys)
                 for j, key in enumerate(block)
             }

@@ -90,11 +90,11 @@ class TensorCollector:
         return state_without_races(holder)
 
     def add_all(
-        self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
+        self, keys: list[Any], values: list[Any], prefix: str, mark: str, node: Callable[[Any, str], str]
     ) -> str | None:
         self.kept.append(values)
         self.given.append((prefix, keys, values))
-        return self.core.add_all(keys, values, prefix, pairs, node)
+        return self.core.add_all(keys, values, prefix, mark, node)
 
 
 class StoredTensors(Mapping[str, Stored]):

@@ -42,9 +42,9 @@ class Sink(Protocol):
         """The state_dict() of an object."""
 
     def add_all(
-        self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
+        self, keys: list[Any], values: list[Any], prefix: str, mark: str, node: Callable[[Any, str], str]
     ) -> str | None:
-        """Takes a dict at once and returns its text, or None and does nothing; see TreeTensors in bindings/."""
+        """Takes a dict or list at once and returns its text, or None and does nothing; see TreeTensors in bindings/."""
 
 
 class Names:
@@ -162,10 +162,10 @@ class Writer:
     def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
         self._enter(value, name)
         keys, children = items_of(value, name)
-        # In C++ if possible, which it is for str keys alone: there may be 100,000 tensors, and the caller waits.
-        text, as_object = self._sink.add_all(keys, children, name, bool(head), self.node), not head
+        as_object = not head and _TEXT.issuperset(map(type, keys))
+        # In C++ if possible: there may be 100,000 tensors, and the caller waits.
+        text = self._sink.add_all(keys, children, name, ":" if as_object else ",", self.node)
         if text is None:
-            as_object = as_object and _TEXT.issuperset(map(type, keys))
             named = zip(keys, children, strict=True)
             nodes = [self.node(child, join(name, part_of(key, name))) for key, child in named]
             texts = map(_quote, keys) if as_object else [self.node(key, name) for key in keys]
@@ -182,10 +182,11 @@ class Writer:
         if _NUMBERS.issuperset(map(type, children)):
             return f"[{','.join((_quote(tag), *[self.node(child, name) for child in children]))}]"
         self._enter(value, name)
-        prefix = f"{name}/" if name else ""
-        nodes = [self.node(child, f"{prefix}{i}") for i, child in enumerate(children)]
+        text = self._sink.add_all([*range(len(children))], children, name, "", self.node)
+        if text is None:
+            text = ",".join(self.node(child, join(name, str(i))) for i, child in enumerate(children))
         self._open.remove(id(value))
-        return f"[{','.join((_quote(tag), *nodes))}]"
+        return f"[{_quote(tag)},{text}]"
 
     def _deque(self, value: deque[Any], name: str) -> str:
         head, nodes = '["deque"', self._sequence("deque", value, name)
@@ -194,7 +195,8 @@ class Writer:
     def _set(self, tag: str, value: Iterable[Any], name: str) -> str:
         before, children = self._leaves, elements_of(value, name)
         nodes = [self.node(child, join(name, str(i))) for i, child in enumerate(children)]
-        if self._leaves != before:
+        # A tuple's tensors were taken in C++. In a str the quotes would be escaped.
+        if self._leaves != before or any('["t"' in node for node in nodes):
             raise InvalidArgument(
                 f"{readable(name)}: tensors, objects and dataclasses cannot be kept in a set; use a list"
             )
