@@ -22,19 +22,9 @@ void Capture::Advance(bool chunks) {
   if (stage_ == CaptureStage::kWaiting) {
     if (!stage_.MoveTo(CaptureStage::kCopying)) return;
     task_.MarkCapturing();
-    if (const Status status = WaitForCallersStreams(); !status.ok()) return Fail(status);
   }
   if (const Status status = Enqueue(chunks); !status.ok()) return Fail(status);
   MarkEnqueuedIfRead();
-}
-
-Status Capture::WaitForCallersStreams() {
-  for (const DeviceEvents& one : task_.events()) {
-    for (int lane = 0; lane < one.device->lanes(); ++lane) {
-      for (const EventId event : one.streams) CAIRN_RETURN_IF_ERROR(one.device->LaneWait(lane, event));
-    }
-  }
-  return Status::Ok();
 }
 
 Status Capture::Enqueue(bool chunks) {
@@ -144,14 +134,17 @@ Status Capture::Launch(Planned planned) {
   copy.state = CopyState::kInFlight;
   ++copies_in_flight_;
   reads_planned_ -= copy.reads ? 1 : 0;
-  // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it. The
-  // sums it does keep alive.
-  Status status = device.Copy(std::move(planned.copies), [inbox = context_.inbox, self = weak_from_this(), sums = sums_,
-                                                          id = planned.batch, at = planned.copy](Status done) {
-    inbox->Post([self, id, at, done = std::move(done)] {
-      if (const auto capture = self.lock()) capture->OnCopied(id, at, done);
+  Status status = copy.reads ? WaitForCallersStreams(device, lane) : Status::Ok();
+  if (status.ok()) {
+    // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it. The
+    // sums it does keep alive.
+    status = device.Copy(std::move(planned.copies), [inbox = context_.inbox, self = weak_from_this(), sums = sums_,
+                                                     id = planned.batch, at = planned.copy](Status done) {
+      inbox->Post([self, id, at, done = std::move(done)] {
+        if (const auto capture = self.lock()) capture->OnCopied(id, at, done);
+      });
     });
-  });
+  }
   if (!status.ok()) {
     copy.state = CopyState::kDone;
     --copies_in_flight_;
@@ -159,6 +152,16 @@ Status Capture::Launch(Planned planned) {
     return status;
   }
   return copy.reads ? RecordRead(device, lane) : Status::Ok();
+}
+
+// Before the lane's first such copy and no earlier: behind the wait, the copies of an older save out of staging memory
+// would wait for streams that have nothing to do with them.
+Status Capture::WaitForCallersStreams(const Device& device, int lane) {
+  for (const DeviceEvents& one : task_.events()) {
+    if (one.device != &device || one.recorded[static_cast<std::size_t>(lane)]) continue;
+    for (const EventId event : one.streams) CAIRN_RETURN_IF_ERROR(one.device->LaneWait(lane, event));
+  }
+  return Status::Ok();
 }
 
 // Recorded after each copy, because later ones in the lane may be of other saves, or out of staging memory.

@@ -28,7 +28,7 @@ struct FilledChunk {
 };
 
 enum class CaptureStage : std::uint8_t {
-  /// For older saves and the caller's streams.
+  /// For older saves.
   kWaiting,
   /// Copies are being enqueued.
   kCopying,
@@ -72,8 +72,9 @@ class Capture : public std::enable_shared_from_this<Capture> {
   void Advance(bool chunks);
   /// Every copy that reads the caller's tensors is enqueued.
   [[nodiscard]] bool enqueued() const { return stage_ == CaptureStage::kEnqueued || stage_ == CaptureStage::kCaptured; }
-  /// Every chunk of the stream has been given a buffer.
-  [[nodiscard]] bool all_buffered() const { return next_ == task_.snapshot().bytes(); }
+  /// Every chunk of the stream has been given a buffer, and no copy waits for room in a lane: a younger save's copies
+  /// come behind all of them.
+  [[nodiscard]] bool all_buffered() const { return next_ == task_.snapshot().bytes() && planned_.empty(); }
   /// Has a worker compute the checksums of a chunk, unless a device has.
   void Sum(std::shared_ptr<FilledChunk> chunk);
   [[nodiscard]] bool sums() const { return sums_in_flight_ != 0; }
@@ -115,7 +116,6 @@ class Capture : public std::enable_shared_from_this<Capture> {
   };
 
   [[nodiscard]] bool stopped() const { return stage_ == CaptureStage::kStopped; }
-  [[nodiscard]] Status WaitForCallersStreams();
   [[nodiscard]] Status Enqueue(bool chunks);
   // A chunk is on its way to the host: a pause that begins now could not hold another one back.
   [[nodiscard]] bool KeepsBack() const;
@@ -127,6 +127,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] int LaneFor(std::uint64_t batch, const Device& device);
   [[nodiscard]] Status LaunchPlanned();
   [[nodiscard]] Status Launch(Planned planned);
+  [[nodiscard]] Status WaitForCallersStreams(const Device& device, int lane);
   [[nodiscard]] Status RecordRead(const Device& device, int lane);
   void MarkEnqueuedIfRead();
   void OnCopied(std::uint64_t id, std::size_t copy, Status status);

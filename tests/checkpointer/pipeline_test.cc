@@ -115,6 +115,44 @@ TEST(Pipeline, StagingFreesTheTensorsWhateverTheDiskDoes) {
   }
 }
 
+// The younger's stream may never get there: a collective whose peer has died. The older must not be lost with it.
+TEST(Pipeline, AStagedSaveBecomesDurableWhateverTheStreamOfTheNextOneDoes) {
+  const TempDir dir;
+  ModelGpu gpu;
+  const auto plan = FaultPlan::Make();
+  Wiring wiring = gpu.Wire();
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  Options options = SmallOptions(dir);
+  options.staging_bytes = 12_MiB;
+  FaultGate disk = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(6, 1_MiB / sizeof(float), kModelGpu);
+  tensors.Fill(SeedOf(1));
+  const Stream stream = gpu.device().MakeStream();
+  std::promise<void> kernel_may_end;
+
+  const auto older = (*checkpointer)->Save(1, tensors.state(), {.streams = {stream}});
+  ASSERT_TRUE(older.ok()) << older.status();
+  ASSERT_EQ((*checkpointer)->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+  gpu.device().Launch(stream, [&tensors, ended = kernel_may_end.get_future().share()] {
+    ended.wait();
+    tensors.Fill(SeedOf(2));
+  });
+  const auto younger = (*checkpointer)->Save(2, tensors.state(), {.streams = {stream}});
+  ASSERT_TRUE(younger.ok()) << younger.status();
+  ASSERT_EQ((*checkpointer)->Fence(stream, Deadline::In(kPatience)), Status::Ok());  // Its copies are enqueued.
+  disk.Release();
+
+  EXPECT_EQ(older->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  EXPECT_LT(younger->stats().phase, SavePhase::kCaptured);
+  kernel_may_end.set_value();
+  ASSERT_EQ(younger->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  for (const std::uint64_t step : {1, 2}) {
+    ExpectHolds(**checkpointer, step, Tensors::Many(6, 1_MiB / sizeof(float), kModelGpu));
+  }
+}
+
 // Six chunks: two slots of staging memory and four chunks of the pool take them while the disk stands still.
 TEST(Pipeline, FenceWaitsOnlyForWhatNeitherStagingNorThePoolHolds) {
   const TempDir dir;
