@@ -20,6 +20,7 @@
 
 #include "api/binding_calls.h"
 #include "base/mutex.h"
+#include "base/tensor_table.h"
 #include "cairn/cairn.h"
 #include "conversions.h"
 #include "py_calls.h"
@@ -120,13 +121,17 @@ class PyCheckpointer {
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
 
-  /// Appends (save, *keep) to `held` before it returns: between the return and Python's next instruction a signal
-  /// handler may raise, and then nobody would know of the save.
+  /// Sets `entry.save`, and appends the entry to `held` if the save reads after its call, before it returns: between
+  /// the return and Python's next instruction a signal handler may raise, and then nobody would know of the save.
   pybind11::object Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values,
                         const StreamArguments& streams, bool replace, bool pin, const ReplicaArguments& replicas,
-                        double hold, const pybind11::object& held, const pybind11::tuple& keep) {
-    pybind11::object save = pybind11::cast(Start(step, tensors, values, streams, replace, pin, replicas, hold));
-    held.attr("append")(pybind11::make_tuple(save) + keep);
+                        double hold, const pybind11::object& held, const pybind11::object& entry) {
+    const PySave begun = Start(step, tensors, values, streams, replace, pin, replicas, hold);
+    pybind11::object save = pybind11::cast(begun);
+    entry.attr("save") = save;
+    if (begun.watched() == nullptr) return save;
+    held.attr("append")(entry);
+    watcher_->Add(begun.watched());  // Last: its thread lets the entry go.
     return save;
   }
   /// Called instead of Save when this rank cannot save, because the other ranks wait for it.
@@ -345,10 +350,9 @@ class PyCheckpointer {
           : watch  ? kUntilChecked
                    : std::chrono::hours(0));
     }));
-    if (!watch) return {std::move(save), nullptr, watcher_};
+    if (table->bytes() == table->small_bytes()) return {std::move(save), nullptr, watcher_};
     auto watched =
         std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), writes_, hold == 0);
-    watcher_->Add(watched);
     return {std::move(save), std::move(watched), watcher_};
   }
   /// Raises if it is closed.

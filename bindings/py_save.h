@@ -25,15 +25,16 @@ class PySave {
       : save_(std::move(save)), watched_(std::move(watched)), watcher_(std::move(watcher)) {}
 
   [[nodiscard]] std::uint64_t step() const { return save_.step(); }
+  [[nodiscard]] const std::shared_ptr<WatchedSave>& watched() const { return watched_; }
   /// For a fence: if it is captured, its tensors are checked now.
   [[nodiscard]] bool captured() const {
     const bool so = save_.stats().phase >= SavePhase::kCaptured;
     if (so && watched_ != nullptr) watcher_->Settle(watched_, Watcher::kShort);
     return so;
   }
-  /// Whether it is captured, and was checked.
+  /// Whether it reads its tensors no more, and they were checked.
   [[nodiscard]] bool settled() const {
-    return save_.stats().phase >= SavePhase::kCaptured && (watched_ == nullptr || watched_->checked());
+    return BindingCalls::WaitTensorsFree(save_, Deadline::In({})) && (watched_ == nullptr || watched_->checked());
   }
   /// True in a forked child, which will hear nothing more of it.
   [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable || watcher_->forked(); }

@@ -58,7 +58,7 @@ WatchedSave::WatchedSave(SaveHandle save, std::shared_ptr<const TensorTable> tab
       torch_(std::move(torch)),
       writes_(std::move(writes)),
       release_(release),
-      read_(std::make_shared<const Read>(Read{std::move(table), std::move(tensors)})) {}
+      read_(tensors.empty() ? nullptr : std::make_shared<const Read>(Read{std::move(table), std::move(tensors)})) {}
 
 bool WatchedSave::CheckMemory() {
   const std::shared_ptr<const Read> read = read_;
@@ -146,25 +146,31 @@ std::vector<std::shared_ptr<WatchedSave>> Watcher::pending() const {
   return {pending_.begin(), pending_.end()};
 }
 
-void Watcher::Run(const std::function<void()>& on_events) {
+void Watcher::Run(const std::function<void()>& on_events, const std::function<void()>& on_checked) {
+  const auto call = [](const std::function<void()>& function) {
+    try {
+      function();
+    } catch (py::error_already_set& error) {  // Such as SystemExit: saves must still be checked.
+      error.discard_as_unraisable("the thread that watches cairn's saves");
+    }
+  };
   while (true) {
     std::shared_ptr<WatchedSave> save;
     switch (Unlocked([&] { return WaitForNext(save); })) {
       case Next::kStop:
         return;
       case Next::kEvents:
-        try {
-          on_events();
-        } catch (py::error_already_set& error) {  // Such as SystemExit: saves must still be checked.
-          error.discard_as_unraisable("the log of cairn");
-        }
+        call(on_events);
         break;
       case Next::kSave: {
         AskMainThread(save);
         Settle(save, kLongest);
-        MutexLock lock(mutex_);
-        std::erase(pending_, save);
-        changed_.NotifyAll();
+        {
+          MutexLock lock(mutex_);
+          std::erase(pending_, save);
+          changed_.NotifyAll();
+        }
+        call(on_checked);
       }
     }
   }
@@ -345,7 +351,7 @@ void Watcher::ReleaseTensors() {
 void BindWatcher(py::module_& module) {
   using namespace py::literals;
   py::class_<Watcher, std::shared_ptr<Watcher>>(module, "Watcher")
-      .def("run", &Watcher::Run, "on_events"_a)
+      .def("run", &Watcher::Run, "on_events"_a, "on_checked"_a)
       .def("stop", &Watcher::Stop);
 }
 

@@ -65,7 +65,8 @@ class WrittenMemory {
 /// All calls need the GIL.
 class WatchedSave {
  public:
-  /// With `release` the check lets the save commit; otherwise the caller calls Release. `torch` may be null.
+  /// With `release` the check lets the save commit; otherwise the caller calls Release. `torch` may be null. Without
+  /// tensors, as of copies, nothing is checked.
   WatchedSave(SaveHandle save, std::shared_ptr<const TensorTable> table, std::shared_ptr<const TorchReader> torch,
               std::vector<TreeTensors::Source> tensors, std::shared_ptr<const UnfencedWrites> writes, bool release);
 
@@ -144,8 +145,9 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   void Add(std::shared_ptr<WatchedSave> save) CAIRN_EXCLUDES(mutex_);
   /// Saves that are not checked yet, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<WatchedSave>> pending() const CAIRN_EXCLUDES(mutex_);
-  /// The thread's function: returns after Stop. Needs the GIL, and waits without it.
-  void Run(const std::function<void()>& on_events) CAIRN_EXCLUDES(mutex_);
+  /// The thread's function: returns after Stop. Calls `on_checked` once the engine reads a save's tensors no more, and
+  /// they are checked. Needs the GIL, and waits without it.
+  void Run(const std::function<void()>& on_events, const std::function<void()>& on_checked) CAIRN_EXCLUDES(mutex_);
   void Stop() CAIRN_EXCLUDES(mutex_);
   /// Has Run call `on_events` soon: any thread, without the GIL.
   void NudgeForEvents() CAIRN_EXCLUDES(mutex_);

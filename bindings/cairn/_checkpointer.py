@@ -218,7 +218,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
         try:
-            self._watching = None if read_only else _exit.start_watching(self._core)
+            self._watching = None if read_only else _exit.start_watching(self._core, self._held)
             if keep_best and not read_only and self._ranks.rank == 0:
                 self._best = KeepBest(self._core, keep_best, best_metric, best_mode)
         except BaseException:

@@ -4,6 +4,8 @@ from typing import Any, TypeAlias
 
 from typing_extensions import Self
 
+from ._engine import Held
+
 Tensor: TypeAlias = tuple[str, int, str, tuple[int, ...], tuple[int, ...], int, int]
 Streams: TypeAlias = list[tuple[int, int]]
 Part: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -67,7 +69,7 @@ class Events:
     def take(self) -> list[tuple[int, int, int | None, str]]: ...
 
 class Watcher:
-    def run(self, on_events: Callable[[], None]) -> None: ...
+    def run(self, on_events: Callable[[], None], on_checked: Callable[[], None]) -> None: ...
     def stop(self) -> None: ...
 
 class StoreGroup:
@@ -133,8 +135,8 @@ class Checkpointer:
         pin: bool,
         replicas: Replicas,
         hold: float,
-        held: deque[tuple[Save, list[Any], set[int]]],
-        keep: tuple[list[Any], set[int]],
+        held: deque[Held],
+        entry: Held,
     ) -> Save: ...
     def give_up(self, step: int, why: str) -> None: ...
     def should_save(self, step: int) -> bool: ...

@@ -27,20 +27,34 @@ def log_events(events: Events) -> None:
                 traceback.print_exc()
 
 
+class Held:
+    """What a save reads, which must live until it is captured, even if the caller drops it; and the CUDA devices that
+    it is on."""
+
+    save: Save | None = None  # Until it has begun.
+
+    def __init__(self, tensors: list[Any], cuda: set[int]) -> None:
+        self.tensors = tensors
+        self.cuda = cuda
+
+
+def release_captured(held: deque[Held], fencing: bool = False) -> None:
+    """Forgets the tensors of saves that are captured and checked. A fence checks them here, before the caller writes."""
+    for one in list(held):  # Other threads may append and remove.
+        if one.save is None or not (one.save.captured if fencing else one.save.settled):
+            return
+        with contextlib.suppress(ValueError):
+            held.remove(one)
+
+
 class Engine:
     """The engine of one open root."""
 
     _core: Checkpointer
-    # A save's tensors must live until it is captured, even if the caller drops them. With the CUDA devices they are on.
-    _held: deque[tuple[Save, list[Any], set[int]]]
+    _held: deque[Held]
 
     def _release_captured(self, fencing: bool = False) -> None:
-        """Forgets the tensors of saves that are captured and checked. A fence checks them here, before the caller writes."""
-        for held in list(self._held):  # Other threads may append and remove.
-            if not (held[0].captured if fencing else held[0].settled):
-                return
-            with contextlib.suppress(ValueError):
-                self._held.remove(held)
+        release_captured(self._held, fencing)
 
     def _log_events(self) -> None:
         self._release_captured()

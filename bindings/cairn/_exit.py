@@ -11,22 +11,25 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from functools import partial
 from typing import Any
 
 from . import _core, _threads
-from ._engine import log_events
+from ._engine import Held, log_events, release_captured
 from ._errors import Error
 
 open_checkpointers: weakref.WeakSet[Any] = weakref.WeakSet()
 _watching: list[tuple[_core.Watcher, threading.Thread]] = []  # Also those whose Checkpointers are gone.
 
 
-def start_watching(core: _core.Checkpointer) -> threading.Thread:
-    """The thread ends once the watcher is stopped. It also logs warnings, at once."""
+def start_watching(core: _core.Checkpointer, held: deque[Held]) -> threading.Thread:
+    """The thread ends once the watcher is stopped. It also lets go of what captured saves have read, and logs warnings,
+    at once."""
     watcher = core.watcher
     log = partial(log_events, core.events)
-    thread = _threads.start(threading.Thread(target=watcher.run, args=(log,), name="cairn-watch", daemon=True))
+    calls = (log, partial(release_captured, held))
+    thread = _threads.start(threading.Thread(target=watcher.run, args=calls, name="cairn-watch", daemon=True))
     _watching[:] = [one for one in _watching if one[1].is_alive()]
     _watching.append((watcher, thread))
     return thread

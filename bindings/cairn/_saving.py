@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _protect, _tree
 from ._arguments import flag, seconds, step_number, timeout_of
 from ._best import KeepBest, described, metric_values
-from ._engine import Engine
+from ._engine import Engine, Held
 from ._errors import FailedPrecondition, Unsupported
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
@@ -138,20 +138,19 @@ class Saving(Engine, Stopping):
                 self._core.give_up(step, f"{type(error).__name__}: {error}")
             raise
         held_for = _UNTIL_BEST if self._best is not None else hold
-        keep = (tensors.kept, cuda)
+        entry = Held(tensors.kept, cuda)
         with self._in_order:
-            newest = self._held[-1] if self._held else None
             try:
                 core = self._core.save(
-                    step, tensors.core, values, current + given, replace, pin, replicas(), held_for, self._held, keep
+                    step, tensors.core, values, current + given, replace, pin, replicas(), held_for, self._held, entry
                 )
                 self._in_flight = [*self._started(), core]
                 if self._best is not None:
                     self._best.add(core, measured)
             except BaseException:
                 # A signal's exception may come before `core` is set. Nobody would release the save, or ask for it.
-                if self._held and self._held[-1] is not newest:
-                    self._held[-1][0].cancel()
+                if entry.save is not None:
+                    entry.save.cancel()
                 raise
         if self._interval is not None:
             self._interval.saved()
@@ -261,7 +260,7 @@ class Saving(Engine, Stopping):
 
     def _fence_held(self) -> None:
         self._release_captured(fencing=True)
-        devices = {device for *_, cuda in list(self._held) for device in cuda}
+        devices = {device for held in list(self._held) for device in held.cuda}
         for device in devices:
             self.fence(sys.modules["torch"].cuda.current_stream(device))
         if self._held and not devices:

@@ -10,6 +10,8 @@ import contextlib
 import gc
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,3 +243,19 @@ os._exit(0)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
     assert cairn.Checkpointer(root, read_only=True).steps() == [1]
+
+
+@pytest.mark.parametrize("make_tensor", [torch.zeros, lambda size: torch.zeros(size, dtype=torch.complex64).conj()])
+def test_what_a_save_was_given_is_let_go_once_it_is_captured(make: Make, make_tensor: Callable[..., Any]) -> None:
+    """A gathered state dict is as large as the model: it must not stay until the next call. Also what is saved as a
+    copy."""
+    checkpointer = make()
+    gone = threading.Event()
+    tensor = make_tensor(ELEMENTS)
+    weakref.finalize(tensor, gone.set)
+
+    save = checkpointer.save(1, {"gathered": tensor})
+    del tensor
+
+    assert gone.wait(10)
+    save.wait()
