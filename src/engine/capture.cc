@@ -78,7 +78,7 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
   for (const Snapshot::Piece& piece : pieces) by_device[piece.device].pieces.push_back(piece.copy);
   for (auto& [id_of_device, copies] : by_device) {
     Device& device = *context_.FindDevice(id_of_device);
-    copies.lane = LaneFor(id, device);
+    copies.lane = NextLane(device);
     if (by_device.size() == 1 && !sums_->empty() && device.CheckSums(copies.pieces).ok()) {
       copies.sums = &(*sums_)[begin / kChecksumBlock];
     }
@@ -90,10 +90,10 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
   }
 }
 
-int Capture::LaneFor(std::uint64_t batch, const Device& device) {
+int Capture::NextLane(const Device& device) {
   // The last lane is for staging, so that a fence never waits for copies out of staging memory.
   const bool stages = device.lanes() > 1 && context_.FindStaging(device.id()) != nullptr;
-  return static_cast<int>(batch % static_cast<std::uint64_t>(device.lanes() - (stages ? 1 : 0)));
+  return static_cast<int>(chunks_of_[&device]++ % static_cast<std::uint64_t>(device.lanes() - (stages ? 1 : 0)));
 }
 
 void Capture::Plan(std::uint64_t batch, Device& device, bool reads, CopyBatch copies) {

@@ -123,8 +123,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool PlanStaging();
   void PlanChunk(BufferPool::Chunk buffer);
   void Plan(std::uint64_t batch, Device& device, bool reads, CopyBatch copies);
-  // The lane of the device for copies to the host.
-  [[nodiscard]] int LaneFor(std::uint64_t batch, const Device& device);
+  // The lane of the device for the next chunk to the host: in turn.
+  [[nodiscard]] int NextLane(const Device& device);
   [[nodiscard]] Status LaunchPlanned();
   [[nodiscard]] Status Launch(Planned planned);
   [[nodiscard]] Status WaitForCallersStreams(const Device& device, int lane);
@@ -147,6 +147,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   // The first stream byte without a buffer.
   std::uint64_t next_ = 0;
   std::uint64_t next_batch_ = 0;
+  // How many chunks to the host have had a lane of the device.
+  std::map<const Device*, std::uint64_t> chunks_of_;
   std::uint64_t copies_in_flight_ = 0;
   // Copies that read the caller's tensors: planned ones, and those that have not ended.
   std::uint64_t reads_planned_ = 0;

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -205,6 +206,43 @@ TEST(Pipeline, StagingMemoryIsUsedAgainAsItDrains) {
   for (std::uint64_t step = 1; step <= 5; ++step) {
     ExpectHolds(**checkpointer, step, Tensors::Many(50, 1_MiB / sizeof(float) / 3, kModelGpu));
   }
+}
+
+/// Counts the batches to the host in each lane.
+class CountingLanes final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  Status Copy(CopyBatch batch, CopyDone done) override {
+    if (batch.direction == CopyDirection::kToHost) ++to_host[static_cast<std::size_t>(batch.lane)];
+    return ForwardingDevice::Copy(std::move(batch), std::move(done));
+  }
+  std::array<std::atomic<int>, 3> to_host{};
+};
+
+// Stage, chunk, stage, chunk: so it goes where slots are used again.
+TEST(Pipeline, BothLanesCopyChunksWhileStagingSlotsAreUsedAgain) {
+  const TempDir dir;
+  ModelGpu gpu(0, 3);
+  std::shared_ptr<CountingLanes> counting;
+  Wiring wiring = gpu.Wire();
+  wiring.devices = [make = wiring.devices,
+                    &counting](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
+    counting = std::make_shared<CountingLanes>(make(workers)->front());
+    return std::vector<std::shared_ptr<Device>>{counting};
+  };
+  Options options = SmallOptions(dir);
+  options.staging_bytes = 1_MiB;
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(20, 1_MiB / sizeof(float), kModelGpu);
+
+  const auto save = (*checkpointer)->Save(1, tensors.state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+
+  EXPECT_EQ(counting->to_host[0], 10);
+  EXPECT_EQ(counting->to_host[1], 10);
+  EXPECT_EQ(counting->to_host[2], 0);
 }
 
 // Chunks that hold tensors of both: the GPU's part is staged, the CPU's part goes to the pool.
