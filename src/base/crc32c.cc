@@ -3,14 +3,19 @@
 #include <isa-l/crc.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 namespace cairn {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82f63b78;  // Reflected: the highest bit is x^0.
 
-std::uint32_t MultiplyModulo(std::uint32_t a, std::uint32_t b) {
+constexpr std::uint32_t MultiplyModulo(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product = 0;
   for (std::uint32_t bit = 1U << 31; bit != 0; bit >>= 1) {
     if ((a & bit) != 0) product ^= b;
@@ -18,6 +23,73 @@ std::uint32_t MultiplyModulo(std::uint32_t a, std::uint32_t b) {
   }
   return product;
 }
+
+// `crc` times x^8 for each of the bytes that follow.
+constexpr std::uint32_t Shift(std::uint32_t crc, std::uint64_t bytes) {
+  std::uint32_t square = 1U << 23;
+  for (; bytes != 0; bytes >>= 1) {
+    if ((bytes & 1) != 0) crc = MultiplyModulo(crc, square);
+    square = MultiplyModulo(square, square);
+  }
+  return crc;
+}
+
+// Four streams are copied at once, each in one pass: 16 bytes are loaded, summed and stored past the cache. CPU s per
+// GB of memory in pages of 4 KiB and of 2 MiB (Sapphire Rapids): 0.084 and 0.074; one stream, folded by VPCLMULQDQ,
+// 0.104 and 0.078; four, folded, 0.080 and 0.076; slices copied, then summed in the first-level cache, 0.155 and 0.148.
+constexpr std::size_t kStream = 32U << 10;
+constexpr std::size_t kStreams = 4 * kStream;
+constexpr std::size_t kLine = 64;
+// What is copied, then summed while it is in the first-level cache: what is too short for the streams.
+constexpr std::size_t kSlice = 32U << 10;
+
+#ifdef __x86_64__
+
+bool HasStreams() { return __builtin_cpu_supports("sse4.2") != 0; }
+
+[[gnu::target("sse4.2"), gnu::always_inline]] inline std::uint64_t CopyWords(const std::byte* from, std::byte* to,
+                                                                             std::uint64_t crc) {
+  const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), words);
+  crc = _mm_crc32_u64(crc, static_cast<std::uint64_t>(_mm_cvtsi128_si64(words)));
+  return _mm_crc32_u64(crc, static_cast<std::uint64_t>(_mm_extract_epi64(words, 1)));
+}
+
+[[gnu::target("sse4.2"), gnu::always_inline]] inline std::uint64_t CopyLine(const std::byte* from, std::byte* to,
+                                                                            std::uint64_t crc) {
+  constexpr std::size_t kAhead = 512;  // May be beyond the tensor's end, which is harmless.
+  _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+  for (std::size_t at = 0; at < kLine; at += sizeof(__m128i)) crc = CopyWords(from + at, to + at, crc);
+  return crc;
+}
+
+// Copies kStreams bytes to a cache line's begin.
+[[gnu::target("sse4.2")]] std::uint32_t CopyStreams(const std::byte* from, std::byte* to, std::uint32_t crc) {
+  std::uint64_t first = ~crc;
+  std::uint64_t second = 0;
+  std::uint64_t third = 0;
+  std::uint64_t fourth = 0;
+  for (std::size_t at = 0; at < kStream; at += kLine) {
+    first = CopyLine(from + at, to + at, first);
+    second = CopyLine(from + at + kStream, to + at + kStream, second);
+    third = CopyLine(from + at + 2 * kStream, to + at + 2 * kStream, third);
+    fourth = CopyLine(from + at + 3 * kStream, to + at + 3 * kStream, fourth);
+  }
+  _mm_sfence();  // Whoever is told of the copy next must see these stores.
+  constexpr std::uint32_t kShift = Shift(1U << 31, kStream);
+  auto whole = static_cast<std::uint32_t>(first);
+  for (const std::uint64_t next : {second, third, fourth}) {
+    whole = MultiplyModulo(whole, kShift) ^ static_cast<std::uint32_t>(next);
+  }
+  return ~whole;
+}
+
+#else
+
+bool HasStreams() { return false; }
+std::uint32_t CopyStreams(const std::byte* /*from*/, std::byte* /*to*/, std::uint32_t crc) { return crc; }
+
+#endif
 
 }  // namespace
 
@@ -33,15 +105,26 @@ std::uint32_t Crc32c(Bytes bytes, std::uint32_t crc) {
   return ~crc;
 }
 
-std::uint32_t Crc32cCombine(std::uint32_t crc_of_a, std::uint32_t crc_of_b, std::uint64_t bytes_of_b) {
-  // Each byte of B multiplies A's CRC by x^8.
-  std::uint32_t square = 1U << 23;
-  std::uint32_t shifted = crc_of_a;
-  for (; bytes_of_b != 0; bytes_of_b >>= 1) {
-    if ((bytes_of_b & 1) != 0) shifted = MultiplyModulo(shifted, square);
-    square = MultiplyModulo(square, square);
+std::uint32_t CopyWithCrc32c(Bytes from, std::byte* to, std::uint32_t crc) {
+  const bool streams = HasStreams();
+  while (!from.empty()) {
+    const std::size_t past_line = reinterpret_cast<std::uintptr_t>(to) % kLine;
+    std::size_t n = kStreams;
+    if (streams && past_line == 0 && from.size() >= kStreams) {
+      crc = CopyStreams(from.data(), to, crc);
+    } else {
+      n = std::min(from.size(), past_line == 0 ? kSlice : kLine - past_line);
+      std::memcpy(to, from.data(), n);
+      crc = Crc32c({to, n}, crc);
+    }
+    from = from.subspan(n);
+    to += n;
   }
-  return shifted ^ crc_of_b;
+  return crc;
+}
+
+std::uint32_t Crc32cCombine(std::uint32_t crc_of_a, std::uint32_t crc_of_b, std::uint64_t bytes_of_b) {
+  return Shift(crc_of_a, bytes_of_b) ^ crc_of_b;
 }
 
 }  // namespace cairn

@@ -14,7 +14,7 @@ namespace cairn {
 [[nodiscard]] Status CheckBatch(const CopyBatch& batch, int lanes);
 
 /// Copies bytes [begin, end) of the batch, counted over its pieces, between tensors and memory that the CPU can access.
-/// If the batch asks for checksums, computes them while the bytes are in the cache; `begin` must then be a multiple of
+/// If the batch asks for checksums, computes those of what it stored; `begin` must then be a multiple of
 /// kChecksumBlock, and `end` too unless it is the batch's end. `link` (may be null) limits the rate.
 void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, RateLimit* link);
 

@@ -35,7 +35,7 @@ struct HostDeviceOptions {
   std::shared_ptr<ModelledTime> time = nullptr;
 };
 
-/// Tensors in CPU memory. Worker threads copy them and sum each cache-sized piece in the same pass.
+/// Tensors in CPU memory. Worker threads copy and sum them in one pass.
 ///
 /// The destructor finishes all queued work.
 class HostDevice final : public Device {

@@ -2,10 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
+
+#include "support/sanitizer.h"
 
 namespace cairn {
 namespace {
@@ -80,6 +86,53 @@ TEST(Crc32c, AgreesWithTheDefinitionAtAnyLengthAndAlignment) {
       ASSERT_EQ(Crc(piece), Naive(piece)) << begin << " " << n;
     }
   }
+}
+
+TEST(Crc32c, CopiesAndSumsAtAnyLengthAndAlignment) {
+  std::mt19937 random(4);
+  std::vector<std::byte> from(600'000);
+  for (std::byte& byte : from) byte = static_cast<std::byte>(random());
+  constexpr std::byte kFree{0xAA};
+
+  for (int round = 0; round < 400; ++round) {
+    const std::size_t begin = random() % 70;
+    const std::size_t to_begin = random() % 70;
+    // Around the lengths of one to four times the streams' 128 KiB, and anything less.
+    const std::size_t n =
+        round % 2 == 0 ? (1 + random() % 4) * (128U << 10) + random() % 200 - 100 : random() % 140'000;
+    const Bytes piece = Bytes(from).subspan(begin, n);
+    std::vector<std::byte> to(to_begin + n + 70, kFree);
+
+    const std::uint32_t crc = CopyWithCrc32c(piece, to.data() + to_begin, 0x1234567);
+
+    ASSERT_EQ(crc, Crc32c(piece, 0x1234567)) << begin << " " << to_begin << " " << n;
+    std::vector<std::byte> expected(to.size(), kFree);
+    std::copy(piece.begin(), piece.end(), expected.begin() + static_cast<std::ptrdiff_t>(to_begin));
+    ASSERT_TRUE(to == expected) << begin << " " << to_begin << " " << n;
+  }
+}
+
+TEST(Crc32c, ACopyOfBytesThatChangeIsSummedAsItWasStored) {
+  if (kSanitized) GTEST_SKIP() << "a race on purpose";
+  std::vector<std::byte> from(300'001);
+  std::vector<std::byte> to(from.size());
+  std::atomic<bool> stop = false;
+  std::thread changes([&] {
+    for (int value = 1; !stop; ++value) std::memset(from.data(), value, from.size());
+  });
+
+  int torn = 0;
+  for (int round = 0; round < 100'000 && torn < 20; ++round) {
+    const std::uint32_t crc = CopyWithCrc32c(from, to.data());
+    const bool stored = crc == Crc32c(to);
+    EXPECT_TRUE(stored) << round;
+    if (!stored) break;
+    torn += to.front() == to.back() ? 0 : 1;
+  }
+
+  stop = true;
+  changes.join();
+  EXPECT_EQ(torn, 20) << "the bytes never changed while they were copied";
 }
 
 TEST(Crc32c, LengthsBeyondIntAreSummedCompletely) {
