@@ -66,9 +66,10 @@ class Saving(Engine, Stopping):
     ) -> Save:
         """Starts a save and returns before any byte of tensor data has moved.
 
-        The checkpoint sees all work that was given to each device's current stream (and to `streams`, torch.cuda.Stream
-        objects) before the call. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the
-        call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
+        Of tensors on a GPU the checkpoint sees all work that was given to each device's current stream (and to `streams`,
+        torch.cuda.Stream objects) before the call. CPU tensors are read as they are: wait for a stream that still
+        writes one, as after `copy_(..., non_blocking=True)` into pinned memory. Plain values, and CPU tensors up to 64
+        KiB each (4 MiB in all), are copied in the call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
         every rank saves; `replicated` adds to the Checkpointer's. With `replace` the save waits, in the background, for
         who reads the step's old checkpoint, at most half of group_timeout.
 

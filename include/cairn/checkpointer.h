@@ -41,8 +41,9 @@ struct Replicated {
 };
 
 struct SaveOptions {
-  /// Streams whose work so far the snapshot must see: one or more for each device that holds tensors.
-  /// None for a CUDA device means its legacy default stream.
+  /// Streams whose work so far the snapshot must see, of tensors on their devices: one or more for each device that
+  /// holds tensors. None for a CUDA device means its legacy default stream. Tensors in host memory are read as they
+  /// are: wait for a stream that still writes one.
   std::vector<Stream> streams = {};
   IfExists if_exists = IfExists::kFail;
   /// Commits the checkpoint pinned, as by Pin, so that neither retention nor a power cut comes between. A checkpoint
