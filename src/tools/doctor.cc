@@ -38,6 +38,8 @@ std::string BoundBytes(const std::optional<std::uint64_t>& limit) {
   return limit ? HumanBytes(*limit) : std::string("unlimited");
 }
 
+constexpr double kDay = 86400;
+
 /// The former default of ulimit -l, enough for a few rings of the default depth.
 constexpr std::uint64_t kLockedForRings = 64U << 10;
 
@@ -163,6 +165,22 @@ void AddRates(std::vector<Finding>& findings, const Measured& measured) {
                       .value = disk.commit_seconds});
 }
 
+/// What the disk's rate means for a job. `cairn tune` says it in the job's own numbers.
+void AddLaw(std::vector<Finding>& findings, const Rates& rates) {
+  double fastest = 0;
+  for (const IoShape& shape : rates.shapes) fastest = std::max(fastest, shape.write_rate);
+  findings.push_back({.name = "a save of every iteration",
+                      .found = fmt::format("needs {} an iteration for each GB of a save; each GB that the pool has no "
+                                           "room for takes a fence as long",
+                                           HumanSeconds(1e9 / fastest)),
+                      .cost = "in shorter iterations the disk cannot take every save",
+                      .value = 1e9 / fastest});
+  findings.push_back({.name = "endurance",
+                      .found = fmt::format("{:.3g} TB a day at this rate", fastest * kDay / 1e12),
+                      .cost = "compare with the drive's rated writes (DWPD or TBW)",
+                      .value = fastest * kDay});
+}
+
 json ToJson(const Finding& finding) {
   return {{"name", finding.name},
           {"state", StateName(finding.state)},
@@ -196,6 +214,7 @@ Status AddRoot(std::vector<Finding>& findings, const DoctorOptions& options, std
   AddMachine(findings, measured);
   AddFilesystem(findings, filesystem, free.value_or(0));
   AddRates(findings, measured);
+  AddLaw(findings, measured.rates(filesystem.leases.ok()));
   return Status::Ok();
 }
 

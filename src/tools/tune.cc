@@ -141,6 +141,9 @@ json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& me
            {{"slowdown", interval.slowdown},
             {"stall_seconds", choice.cost.stall},
             {"captured_seconds", choice.captured_seconds},
+            {"every_iteration_seconds", choice.every_iteration_seconds},
+            {"beyond_pool_seconds", choice.beyond_pool_seconds},
+            {"bytes_per_day", choice.bytes_per_day},
             {"write_seconds", choice.cost.write},
             {"write_slow_seconds", choice.cost.write_slow},
             {"period_seconds", interval.period_seconds},
@@ -158,6 +161,30 @@ json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& me
             {"begin_seconds", rates.begin_seconds},
             {"commit_seconds", rates.commit_seconds},
             {"cpu_seconds_per_byte", rates.cpu_seconds_per_byte}}}};
+}
+
+/// When the disk takes a save of every iteration.
+std::string ExplainEveryIteration(const TuneInput& input, const TuneChoice& choice) {
+  const double taken = input.goal.iteration_seconds;
+  const double needed = choice.every_iteration_seconds;
+  return fmt::format(
+      "from {} an iteration on, the disk takes a save of each ({} at {}, the commit, and a reserve for when it is "
+      "slow); "
+      "yours takes {}{}",
+      HumanSeconds(needed), HumanBytes(input.state_bytes), HumanRate(choice.shape.write_rate), HumanSeconds(taken),
+      needed <= taken ? "" : fmt::format(", {:.3g} times too short", needed / taken));
+}
+
+/// What the pool's size costs.
+std::string ExplainPool(const TuneInput& input, const TuneChoice& choice) {
+  if (choice.beyond_pool_seconds <= 0) return "holds the state: no fence waits for the disk";
+  const double hidden = input.goal.iteration_seconds - input.update_seconds;
+  const double wait = choice.beyond_pool_seconds - hidden;
+  return fmt::format("holds {} of {}; the disk takes the rest in {}: {}", HumanBytes(choice.pool_bytes),
+                     HumanBytes(input.state_bytes), HumanSeconds(choice.beyond_pool_seconds),
+                     wait > 0 ? fmt::format("each fence waits {} for it, after {} of forward and backward",
+                                            HumanSeconds(wait), HumanSeconds(hidden))
+                              : fmt::format("hidden by {} of forward and backward", HumanSeconds(hidden)));
 }
 
 void Print(const TuneInput& input, const TuneChoice& choice, const Measured& measured, const Rates& rates,
@@ -179,6 +206,11 @@ void Print(const TuneInput& input, const TuneChoice& choice, const Measured& mea
       {"lost", fmt::format("{} per failure, including {} for the restart", HumanSeconds(interval.lost_seconds),
                            HumanSeconds(input.goal.restart_seconds))},
       {"goodput", fmt::format("{:.2f} % of a run without saves or failures", interval.goodput * 100)},
+      {"", ""},
+      {"every save", ExplainEveryIteration(input, choice)},
+      {"pool", ExplainPool(input, choice)},
+      {"endurance", fmt::format("{:.3g} TB a day at this interval: compare with the drive's rated writes",
+                                choice.bytes_per_day / 1e12)},
       {"", ""},
       {"copy", HumanRate(rates.copy)},
       {"write", fmt::format("{}, {} when slow; {}, {}, {} files", HumanRate(choice.shape.write_rate),

@@ -41,6 +41,9 @@ double BestPeriod(double a) {
   return high;
 }
 
+/// From one save to the next, if the disk is to be done with each one in time.
+double DiskSeconds(const SaveCost& cost) { return std::max(cost.write * kDiskMargin, cost.write_slow); }
+
 std::uint64_t BestForFailures(const TuneGoal& goal, const SaveCost& cost) {
   // Above this no run ever reaches a save, at any interval.
   const double a = std::min(cost.stall / goal.mtbf_seconds, 500.0);
@@ -81,12 +84,18 @@ StageRates StageRatesOf(const TuneInput& input, const Rates& rates, const IoShap
 
 double WindowSeconds(const TuneInput& input) { return input.goal.iteration_seconds - input.update_seconds; }
 
+double BeyondPoolSeconds(const TuneInput& input, const Rates& rates, const IoShape& shape, std::uint64_t pool_bytes) {
+  if (input.state_bytes <= pool_bytes) return 0;
+  return static_cast<double>(input.state_bytes - pool_bytes) /
+         StageRatesOf(input, rates, shape, shape.write_rate).drain;
+}
+
 double CapturedSeconds(const TuneInput& input, const Rates& rates, const IoShape& shape, std::uint64_t pool_bytes) {
   const auto state = static_cast<double>(input.state_bytes);
   const double copied = state / rates.copy;
   if (input.state_bytes <= pool_bytes) return copied;
   const StageRates stages = StageRatesOf(input, rates, shape, shape.write_rate);
-  return std::max(copied, stages.front + (state - static_cast<double>(pool_bytes)) / stages.drain + stages.copy_one);
+  return std::max(copied, stages.front + BeyondPoolSeconds(input, rates, shape, pool_bytes) + stages.copy_one);
 }
 
 double WriteSeconds(const TuneInput& input, const Rates& rates, const IoShape& shape, double write_rate) {
@@ -214,7 +223,7 @@ IntervalChoice ChooseInterval(const TuneGoal& goal, const SaveCost& cost) {
     chosen = iterations;
     bound = by;
   };
-  at_least(Iterations(std::max(cost.write * kDiskMargin, cost.write_slow) / goal.iteration_seconds), Bound::kDisk);
+  at_least(Iterations(DiskSeconds(cost) / goal.iteration_seconds), Bound::kDisk);
   at_least(Iterations(cost.stall / (goal.slowdown * goal.iteration_seconds)), Bound::kSlowdown);
   at_least(BestForFailures(goal, cost), Bound::kFailures);
   IntervalChoice choice = Predict(goal, cost, chosen);
@@ -262,7 +271,10 @@ Result<TuneChoice> Choose(const TuneInput& input, const Rates& rates) {
   choice.pool_bytes = PoolBytes(input, rates, choice.shape);
   choice.cost = ModelCost(input, rates, choice.shape, choice.pool_bytes);
   choice.captured_seconds = CapturedSeconds(input, rates, choice.shape, choice.pool_bytes);
+  choice.every_iteration_seconds = DiskSeconds(choice.cost);
+  choice.beyond_pool_seconds = BeyondPoolSeconds(input, rates, choice.shape, choice.pool_bytes);
   choice.interval = ChooseInterval(input.goal, choice.cost);
+  choice.bytes_per_day = static_cast<double>(input.state_bytes) / choice.interval.period_seconds * kDay;
   const std::uint64_t whole = AlignUp(input.state_bytes, choice.shape.chunk_bytes);
   if (choice.interval.bound == Bound::kSlowdown || choice.interval.bound == Bound::kFailures) {
     const SaveCost unbounded = ModelCost(input, rates, choice.shape, whole);

@@ -126,6 +126,12 @@ struct TuneChoice {
   SaveCost cost;
   /// From the call of Save until the tensors may be overwritten.
   double captured_seconds = 0;
+  /// From this iteration time on, the disk takes a save of every iteration: Tw, with a tenth in reserve.
+  double every_iteration_seconds = 0;
+  /// How long the disk takes what the pool does not hold, (S - P)/D. The fence waits for it, as far as w is shorter.
+  double beyond_pool_seconds = 0;
+  /// Written at the chosen interval.
+  double bytes_per_day = 0;
   int max_in_flight = 1;
   std::uint64_t pool_bytes = 0;
   IoShape shape;

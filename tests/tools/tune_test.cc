@@ -15,6 +15,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -62,11 +63,18 @@ TEST_F(TuneCommandTest, PrintsChoiceReasonAndExpectation) {
 }
 
 TEST_F(TuneCommandTest, PrintsThemAsText) {
-  const Ran ran = Tune({});
+  const Ran ran = Tune({{"--write-rate", "10MB"}, {"--memory", "40MiB"}});
 
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_THAT(ran.out,
               AllOf(HasSubstr("interval"), HasSubstr("max_in_flight"), HasSubstr("bound by"), HasSubstr("goodput")));
+  EXPECT_THAT(
+      ran.out,
+      AllOf(ContainsRegex("every save +from [78][.0-9]* s an iteration on"),
+            ContainsRegex("yours takes 100 ms, [78][.0-9]* times too short"),
+            ContainsRegex(
+                "pool +holds 40.0 MiB of 64.0 MiB; the disk takes the rest in 2.5[0-9]* s: each fence waits 2.4"),
+            ContainsRegex("endurance +0.0[0-9]+ TB a day")));
 }
 
 TEST_F(TuneCommandTest, PrintsLongTimesInHours) {
@@ -83,6 +91,8 @@ TEST_F(TuneCommandTest, LimitsBelowTheMeasuredRatesApply) {
   const json out = ran.parsed();
   EXPECT_EQ(out["measured"]["copy_bytes_per_second"], 20e6);
   EXPECT_NEAR(out["expected"]["write_seconds"], 6.7, 0.5);
+  EXPECT_NEAR(out["expected"]["every_iteration_seconds"], 7.4, 0.6) << "64 MiB at 10 MB/s, and a tenth";
+  EXPECT_GT(out["expected"]["bytes_per_day"], 0);
 }
 
 TEST_F(TuneCommandTest, RejectsAbsurdInputBeforeMeasuring) {
@@ -167,8 +177,8 @@ TEST_F(TuneCommandTest, DoctorReportsEveryProperty) {
         "filesystem", "free space", "O_DIRECT", "preallocation", "leases", "rename, no replace", "rename, exchange"}) {
     EXPECT_TRUE(findings.contains(name)) << name;
   }
-  for (const std::string name :
-       {"write, fresh file", "write, over existing blocks", "read", "copy of CPU tensors", "checksum", "commit"}) {
+  for (const std::string name : {"write, fresh file", "write, over existing blocks", "read", "copy of CPU tensors",
+                                 "checksum", "commit", "a save of every iteration", "endurance"}) {
     EXPECT_GT(findings[name]["value"], 0) << name;
   }
   EXPECT_TRUE(std::filesystem::is_empty(root_.path()));
@@ -184,6 +194,8 @@ TEST_F(TuneCommandTest, DoctorPrintsACostOnlyWhereSomethingCosts) {
               AllOf(HasSubstr("costs    file size limit"), HasSubstr("ulimit -f"), HasSubstr("ok       kernel"),
                     HasSubstr("costs    locked memory"), HasSubstr("ulimit -l")));
   EXPECT_THAT(ran.out, AllOf(Not(HasSubstr("oldest supported")), Not(HasSubstr("upper limit of a restore"))));
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("an iteration for each GB of a save; each GB that the pool has no room for"),
+                             ContainsRegex("endurance +[.0-9]+ TB a day")));
 }
 
 TEST_F(TuneCommandTest, DoctorRaisesNoAlarmWithoutAGpu) {

@@ -64,6 +64,34 @@ TEST(Choose, SaveThatFitsAnIterationIsMadeInEveryIteration) {
   EXPECT_THAT(choice.why, HasSubstr("every iteration"));
 }
 
+TEST(Choose, EveryIterationIsSavedFromTheTimeThatTheDiskNeeds) {
+  TuneInput input = SomeInput();
+  const TuneChoice choice = ChooseOrFail(input, SomeRates());
+  EXPECT_GT(choice.every_iteration_seconds, 4 / 2.5) << "bytes a save / disk rate";
+  EXPECT_LT(choice.every_iteration_seconds, 1.2 * 4 / 2.5);
+  EXPECT_NEAR(choice.bytes_per_day * choice.interval.period_seconds / 86400, 4e9, 1);
+
+  input.goal.iteration_seconds = choice.every_iteration_seconds;
+  EXPECT_EQ(ChooseOrFail(input, SomeRates()).interval.iterations, 1U);
+  input.goal.iteration_seconds = 0.99 * choice.every_iteration_seconds;
+  EXPECT_EQ(ChooseOrFail(input, SomeRates()).interval.iterations, 2U);
+}
+
+TEST(Choose, PoolSmallerThanTheStateCostsWhatTheDiskTakesForTheRest) {
+  TuneInput input = SomeInput();
+  input.update_seconds = 0.19;
+  input.memory_bytes = 1_GiB;
+
+  const TuneChoice choice = ChooseOrFail(input, SomeRates());
+
+  EXPECT_NEAR(choice.beyond_pool_seconds, (4e9 - static_cast<double>(choice.pool_bytes)) / choice.shape.write_rate,
+              1e-6);
+  EXPECT_NEAR(choice.cost.stall, choice.beyond_pool_seconds - 0.01, 0.01) << "less what forward and backward take";
+
+  input.state_bytes = 16_MiB;
+  EXPECT_EQ(ChooseOrFail(input, SomeRates()).beyond_pool_seconds, 0) << "the pool holds the state";
+}
+
 TEST(Choose, SecondSaveInFlightIsOnlyForSlowSaves) {
   TuneInput input = SomeInput();
   input.goal.iteration_seconds = 100;
