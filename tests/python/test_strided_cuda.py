@@ -53,6 +53,17 @@ def test_a_cuda_tensor_is_saved_and_restored_in_place_whatever_its_strides(name:
     assert target_view("t", on_gpu(tensor)) == view
 
 
+def test_a_tensor_of_a_rocm_gpu_is_refused_by_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.1")
+
+    with pytest.raises(
+        cairn.Unsupported, match=r'tensor "t": .* found cuda:1: this torch is built for ROCm \(6\.4\.1\)'
+    ):
+        describe("t", on_gpu(LAYOUTS["contiguous"]), [])
+
+    assert describe("t", torch.zeros(3), [])[4:6] == ((1,), -1)
+
+
 def test_elements_that_share_memory_cannot_be_restored_in_place() -> None:
     with pytest.raises(Exception, match=r"tensor .t. cannot be restored in place: its elements share memory"):
         target_view("t", torch.zeros(3, 1).expand(3, 4))

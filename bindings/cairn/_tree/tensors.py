@@ -187,6 +187,11 @@ def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise Unsupported(f'tensor "{name}": expected it on cpu or cuda, found {device}')
+    if device.type == "cuda" and (rocm := sys.modules["torch"].version.hip):
+        raise Unsupported(
+            f'tensor "{name}": expected it on the CPU or a CUDA GPU, found {device}: this torch is built for ROCm '
+            f"({rocm}), whose GPUs Cairn cannot use: save and restore a copy on the CPU"
+        )
     room = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
     cuda = -1 if device.type == "cpu" else device.index
     return name, tensor.data_ptr(), *as_bytes(dtype, tuple(tensor.shape), tensor.stride()), cuda, room
