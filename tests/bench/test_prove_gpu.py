@@ -123,7 +123,7 @@ def test_tests_that_were_skipped_prove_nothing_to_the_sanitizer(
 
 def test_what_a_program_leaves_out_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = context_of(tmp_path / "build", tmp_path, {})
-    lines = [{"way": "pool", "torn": 0, "saves": 2, "staged": 0}]
+    lines = [{"way": "pool", "torn": 0, "saves": 2, "staged": 0, "late": 1}]
     monkeypatch.setattr(context, "worker", lambda *_words, **_named: lines)
     step = record()
 
@@ -131,6 +131,20 @@ def test_what_a_program_leaves_out_is_missed(tmp_path: Path, monkeypatch: pytest
 
     assert not step.proven
     assert "nothing was said of small, staged, unfenced, found" in [line["found"] for line in step.lines]
+
+
+@pytest.mark.parametrize(("late", "verdict"), [(199, "met"), (149, "missed")])
+def test_saves_whose_values_were_written_before_the_call_prove_nothing_of_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, verdict: str
+) -> None:
+    context = context_of(tmp_path / "build", tmp_path, {})
+    lines = [{"way": "pool", "torn": 0, "saves": 600, "staged": 0, "late": late}]
+    monkeypatch.setattr(context, "worker", lambda *_words, **_named: lines)
+    step = record()
+
+    correct.torn(context, step)
+
+    assert [line["verdict"] for line in step.lines if "before their values were written" in line["line"]] == [verdict]
 
 
 # One part that is broken each: what must notice it.

@@ -18,7 +18,7 @@ STREAMS = ("default", "side", "graph")
 # Of tests/python: those that are parametrised over devices.
 SUITES = ("test_checkpointer.py", "test_protect.py", "test_unfenced.py", "test_partial_restore.py", "test_dcp.py")
 SUITES_DRY = ("test_partial_restore.py::test_new_tensors_are_made_on_the_device_that_is_asked_for",)
-STATES = ("channels_last", "tied", "many_small", "dtypes", "odd_offsets")  # Of programs/states.py.
+STATES = ("channels_last", "tied", "many_small", "dtypes", "odd_offsets", "large")  # Of programs/states.py.
 WAYS = ("pool", "small", "staged", "unfenced", "found")  # Of programs/torn.py.
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 
@@ -75,7 +75,7 @@ def compiled(context, record, mode):
 
 
 def torn(context, record):
-    words = context.sized((), ("--tensors", "4", "--part", "0.01"))
+    words = context.sized((), ("--sets", "1", "--part", "0.01"))
     lines = asked(context, record, "fenced saves", "torn", *words, limit=480, key="way", expected=WAYS)
     for line in lines:
         if line["way"] == "found":
@@ -86,6 +86,9 @@ def torn(context, record):
         found = f"{line['torn']} of {line['saves']} torn, {line['staged']} staged"
         if line["way"] != "unfenced":
             record.require(f"overwritten right after the fence, {line['way']}: none torn", line["torn"] == 0, found)
+            late = f"{line['late']} of {line['saves']}; every third has work of 5 ms before it"
+            title = f"{line['way']}: calls that returned before their values were written, at least a quarter"
+            record.require(title, 4 * line["late"] >= line["saves"], late, gpu_only=True)
             if line["way"] == "staged":
                 record.require("each of these was staged", line["staged"] == line["saves"], found, gpu_only=True)
         elif line["torn"]:

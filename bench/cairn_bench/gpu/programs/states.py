@@ -90,7 +90,14 @@ def odd_offsets(device, _count):
     }
 
 
-STATES = {made.__name__: made for made in (channels_last, tied, many_small, dtypes, odd_offsets)}
+def large(device, _count):
+    """A tensor of 100 MiB between smaller ones, in one batch: an allocator's handles are of 20 MiB or less."""
+    elements = 25 << 20 if device == "cuda" else 1 << 20
+    small = {f"small {i}": torch.randn(1000 + i, device=device) for i in range(64)}
+    return {"large": torch.randn(elements, device=device)} | small
+
+
+STATES = {made.__name__: made for made in (channels_last, tied, many_small, dtypes, odd_offsets, large)}
 
 
 def tensors(tree):
