@@ -283,6 +283,19 @@ def test_captures_and_restores_are_judged_by_what_link_and_disk_give() -> None:
     ]
 
 
+def test_a_captured_gigabyte_is_judged_by_what_it_takes_from_the_training() -> None:
+    # A save of 4 GB at the first and the eleventh of 20 steps.
+    turns = [{"quiet": [0.4] * 20, "busy": [0.4] * 18 + [0.4 + seconds] * 2} for seconds in (0.0019, 0.0018)]
+    step = record()
+
+    cost.gpu_time(step, "Cairn", turns, 10, 4e9, judged=True)
+    cost.gpu_time(step, "Cairn", [turn | {"quiet": [0.399] * 20} for turn in turns], 10, 4e9, judged=True)
+    cost.gpu_time(step, "Cairn", turns, 10, 4e9, judged=False)
+
+    assert [line["verdict"] for line in step.lines] == ["met", "missed", ""]
+    assert step.lines[0]["values"] == pytest.approx([0.475, 0.45])
+
+
 def test_a_slowdown_is_not_held_against_cairn_if_the_disk_is_too_slow_for_any_save() -> None:
     turns = [{"quiet": [0.4] * 20, "busy": [0.44] * 20}] * 3
     step = record()

@@ -7,6 +7,8 @@ from .context import Failed
 
 TITLE = "cost"
 SLOWDOWN = 1  # Per cent, with a save every 10 steps.
+# Milliseconds of the GPU's time that a captured GB takes from the training.
+GPU_TIME, GPU_TIME_STAGED = 0.5, 0.8
 CAPTURED = 1.1  # Of the time that the link takes for a save's bytes.
 STAGED_FENCE = 20e-3  # Seconds.
 RESTORE = 0.9  # Of the slower of disk and link.
@@ -22,12 +24,13 @@ RUNS = (
     ("Cairn, pool of 1 GiB, every 10", ("--system", "cairn", "--pool", POOL), 10, SLOWDOWN),
     ("DCP, asynchronous and pinned, every 10", ("--system", "dcp"), 10, None),
     ("torch.save, every 10", ("--system", "torch.save"), 10, None),
+    ("Cairn, pool of the state, checksums by the GPU, every 10", ("--system", "cairn", "--gpu-checksums"), 10, None),
     ("Cairn, pool of the state, every step", ("--system", "cairn"), 1, None),
     ("Cairn, staging, every step", ("--system", "cairn", "--pool", POOL, "--staging"), 1, None),
     ("Cairn, pool of 1 GiB, every step", ("--system", "cairn", "--pool", POOL), 1, None),
 )
 DRY_RUNS = (RUNS[1], RUNS[3], RUNS[4])  # One of each system.
-SHORT_RUNS = (RUNS[1], RUNS[0], RUNS[3], RUNS[4], RUNS[2])
+SHORT_RUNS = (RUNS[1], RUNS[0], RUNS[6], RUNS[5], RUNS[3], RUNS[4], RUNS[2])
 SMALL = (
     "--gigabytes",
     "0.002",
@@ -71,7 +74,11 @@ def run(context, record):
         if missing := expected - {line["what"] for line in lines}:
             record.require(title, False, f"nothing was said of {', '.join(sorted(missing))}")
             continue
-        slowdown(record, title, [line for line in lines if line["what"] == "turn"], goal, held_up)
+        turned = [line for line in lines if line["what"] == "turn"]
+        slowdown(record, title, turned, goal, held_up)
+        if "cairn" in words:
+            size = next(line["bytes"] for line in lines if line["what"] == "training")
+            gpu_time(record, title, turned, every, size, judged=goal is not None and not held_up)
         captures(record, title, [line for line in lines if line["what"] == "save"], rates)
         restores(record, title, lines, rates)
     context.folder("cost")
@@ -110,6 +117,20 @@ def slowdown(record, title, turns, goal, held_up):
         record.not_resolved(f"{title}: slowdown", why, f"<= {goal} %")
     else:
         record.judge(f"{title}: slowdown", lost, goal, unit=" %")
+
+
+def gpu_time(record, title, turns, every, size, judged):
+    """What a captured GB takes from the training, whatever the state's size and the interval are."""
+    name = f"{title}: time of the training a captured GB"
+    lost = []
+    for turn in turns:
+        saves = len(range(0, len(turn["busy"]), every))
+        quiet = statistics.mean(turn["quiet"]) * len(turn["busy"])
+        lost.append(1e3 * (sum(turn["busy"]) - quiet) / (saves * size / GB))
+    if judged:
+        record.judge(name, lost, GPU_TIME_STAGED if "staging" in title else GPU_TIME, unit=" ms")
+    else:
+        record.fact(name, f"{statistics.median(lost):.3g} ms", lost)
 
 
 def captures(record, title, saves, rates):

@@ -1,5 +1,5 @@
-"""How much longer matrix products take while a snapshot is staged amid them, and what the call of save takes: a line for
-each save. The products before it keep the GPU busy during the call, as a training does whose host runs ahead.
+"""How much longer matrix products take while a snapshot is captured amid them, and what the call of save takes: a line
+for each save. It is staged in device memory, or, with --gpu-checksums, copied to the host and summed by the GPU. The products before it keep the GPU busy during the call, as a training does whose host runs ahead.
 """
 
 import time
@@ -18,6 +18,7 @@ def main():
     arguments.add_argument("--megabytes", type=int, default=2048)
     arguments.add_argument("--side", type=int, default=8192)
     arguments.add_argument("--saves", type=int, default=7)
+    arguments.add_argument("--gpu-checksums", action="store_true")
     args = arguments.parse_args()
     kind = torch.bfloat16 if args.device == "cuda" else torch.float32
     left, right = (torch.randn(args.side, args.side, dtype=kind, device=args.device) for _ in range(2))
@@ -28,8 +29,12 @@ def main():
         for _ in range(30):
             torch.mm(left, right, out=out)
 
-    staging = (args.megabytes + 64) * MIB if args.device == "cuda" else 0
-    options = {"host_memory": "256MiB", "keep_last": 1, "staging": staging, "unfenced_writes": "ignore"}
+    room = (args.megabytes + 64) * MIB
+    options = {"keep_last": 1, "unfenced_writes": "ignore"}
+    if args.gpu_checksums:
+        options |= {"host_memory": room, "gpu_checksums": True}
+    else:
+        options |= {"host_memory": "256MiB", "staging": room if args.device == "cuda" else 0}
     if args.device == "cuda":
         options["cuda_devices"] = [0]
     products()

@@ -8,14 +8,12 @@ import torch
 
 
 class Cairn:
-    """`pool` and `staging` in bytes."""
-
-    def __init__(self, root, model, optimizer, pool, staging=0):
+    def __init__(self, root, model, optimizer, options):
         self.tree = {"model": model, "optimizer": optimizer}
         cuda = next(model.parameters()).is_cuda
         more = {"cuda_devices": [torch.cuda.current_device()]} if cuda else {}
         self.stream = torch.cuda.current_stream() if cuda else None
-        self.checkpointer = cairn.Checkpointer(root, host_memory=pool, staging=staging, keep_last=1, **more)
+        self.checkpointer = cairn.Checkpointer(root, keep_last=1, **options, **more)
 
     def save(self, step):
         self.last = self.checkpointer.save(step, self.tree)

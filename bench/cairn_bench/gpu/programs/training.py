@@ -102,6 +102,7 @@ def main():
     arguments.add_argument("--system", choices=("cairn", "dcp", "torch.save"), required=True)
     arguments.add_argument("--pool", type=int, default=0, help="bytes; 0: the state's")
     arguments.add_argument("--staging", action="store_true", help="of the state's size")
+    arguments.add_argument("--gpu-checksums", action="store_true")
     arguments.add_argument("--gigabytes", type=float, default=10)
     arguments.add_argument("--side", type=int, default=4096)
     arguments.add_argument("--tokens", type=int, default=4096)
@@ -115,7 +116,8 @@ def main():
     room = training.bytes + (256 << 20)
     if args.system == "cairn":
         staging = room if args.staging and args.device == "cuda" else 0
-        saver = Cairn(args.root, training.model, training.optimizer, args.pool or room, staging)
+        options = {"host_memory": args.pool or room, "staging": staging, "gpu_checksums": args.gpu_checksums}
+        saver = Cairn(args.root, training.model, training.optimizer, options)
     else:
         saver = {"dcp": DcpAsync, "torch.save": TorchSave}[args.system](args.root, training.model, training.optimizer)
     line(what="training", bytes=training.bytes, batches=training.batches)
