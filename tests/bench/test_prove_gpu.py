@@ -13,7 +13,7 @@ import pytest
 from cairn_bench.gpu import contact, copies, correct, cost
 from cairn_bench.gpu.__main__ import STEPS
 from cairn_bench.gpu.context import Context
-from cairn_bench.gpu.record import Record, finished
+from cairn_bench.gpu.record import Record, finished, never_ran
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {
@@ -226,6 +226,20 @@ def test_each_line_is_in_the_files_as_soon_as_it_is_found(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "gpu-B.json").read_text())["lines"] == step.lines
     assert "did not end" in (tmp_path / "gpu-B.md").read_text()
     assert finished(str(tmp_path), "B", ABOUT) is None
+
+
+def test_what_never_ran_is_listed(tmp_path: Path) -> None:
+    step = Record("B", "copies", ABOUT, str(tmp_path))
+    step.require("one", True, "yes")
+    step.not_run("another", "no torch")
+
+    assert never_ran(str(tmp_path), "B", "copies") == [
+        "B another: no torch", "B copies: what comes after its last line"
+    ]  # fmt: skip
+    assert never_ran(str(tmp_path), "C", "correctness") == ["C correctness"]
+    step.complete = True
+    step.write(str(tmp_path))
+    assert never_ran(str(tmp_path), "B", "copies") == ["B another: no torch"]
 
 
 def test_parts_run_beside_each_other_and_one_that_fails_is_not_lost(tmp_path: Path) -> None:

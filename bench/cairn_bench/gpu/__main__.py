@@ -9,7 +9,7 @@ F failures        a lost context, an exit without close, forked loaders, staging
 G ranks           NCCL with one rank, and with two where there are two GPUs; they train and save together
 
 Writes gpu-STEP.{json,md} to build/results, or with --record to bench/results, and prints a table at the end. A step whose
-result has the same source, device and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15; with --short all should take 6 to 8,
+result has the same source, device and driver is not run again; what no record has run is listed last. A to C take at most 30 minutes on an H100, D to G 15; with --short all should take 8 to 10,
 with fewer and shorter runs. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the
 CPU and the driver's test double, at tiny sizes: it writes to build/prove-gpu and proves only that the steps themselves run.
 Before that it builds, 15 CPU minutes the first time (an estimate).
@@ -27,7 +27,7 @@ from ..shared.options import add_directory, add_record
 from ..shared.report import table
 from . import contact, copies, correct, cost, failures, ranks, trainer
 from .context import Context, Failed
-from .record import Record, finished
+from .record import Record, finished, never_ran
 
 STEPS = {"A": contact, "B": copies, "C": correct, "D": cost, "E": trainer, "F": failures, "G": ranks}
 
@@ -93,6 +93,8 @@ def main(arguments):
         records = list(pool.map(result_of, args.steps))
     print(f"\n{about['device']}, driver {about['driver']}; {os.path.relpath(folder, ROOT)}\n")
     print(table(("step", "", "lines"), [row(record) for record in records]))
+    if never := [f"- {missing}" for step in STEPS for missing in never_ran(folder, step, STEPS[step].TITLE)]:
+        print("\n".join(["\nWhat no record there has run:", *never]))
     return 0 if all(record.proven for record in records) else 1
 
 

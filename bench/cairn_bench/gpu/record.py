@@ -102,6 +102,17 @@ def finished(folder, step, about):
     return kept
 
 
+def never_ran(folder, step, title):
+    """What no record in the folder has run of a step, on any device or source: the step, or lines of it."""
+    try:
+        with open(path_of(folder, step)) as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return [f"{step} {title}"]
+    missing = [f"{step} {line['line']}: {line['found']}" for line in found["lines"] if line["verdict"] == NOT_RUN]
+    return missing + ([] if found["complete"] else [f"{step} {title}: what comes after its last line"])
+
+
 def _replace(path, text):
     with open(path + ".new", "w") as file:
         file.write(text)
