@@ -169,8 +169,7 @@ std::string ExplainEveryIteration(const TuneInput& input, const TuneChoice& choi
   const double needed = choice.every_iteration_seconds;
   return fmt::format(
       "from {} an iteration on, the disk takes a save of each ({} at {}, the commit, and a reserve for when it is "
-      "slow); "
-      "yours takes {}{}",
+      "slow); yours takes {}{}",
       HumanSeconds(needed), HumanBytes(input.state_bytes), HumanRate(choice.shape.write_rate), HumanSeconds(taken),
       needed <= taken ? "" : fmt::format(", {:.3g} times too short", needed / taken));
 }

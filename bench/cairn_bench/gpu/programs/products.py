@@ -1,5 +1,6 @@
 """How much longer matrix products take while a snapshot is captured amid them, and what the call of save takes: a line
-for each save. It is staged in device memory, or, with --gpu-checksums, copied to the host and summed by the GPU. The products before it keep the GPU busy during the call, as a training does whose host runs ahead.
+for each save. It is staged in device memory, or, with --gpu-checksums, copied to the host and summed by the GPU. The
+products before it keep the GPU busy during the call, as a training does whose host runs ahead.
 """
 
 import time
