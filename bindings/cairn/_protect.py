@@ -6,6 +6,7 @@ Uses torch only if the user has imported it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import weakref
@@ -152,6 +153,23 @@ def inner_optimizer(given: Any) -> Any:
     return given
 
 
+class Hook:
+    """Calls `act`. A copy of what it is hooked to (deepcopy, pickle, torch.save) takes nothing of Cairn along: its hook
+    does nothing."""
+
+    __slots__ = ("_act",)
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
+
+    def __call__(self, *given: Any, **named: Any) -> None:
+        self._act(*given, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Does nothing, whatever it is given, also where Cairn is not installed.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
 class Guard:
     """Hooks that fence before optimizer steps, and before a state dict is loaded into a protected object."""
 
@@ -189,13 +207,13 @@ class Guard:
         if optimizer in _captured:
             raise FailedPrecondition(f"a step of {name} was captured in a CUDA graph: {_NO_REPLAY}")
         if self._hook(optimizer, optimizer.register_step_pre_hook):
-            optimizer.register_load_state_dict_pre_hook(self._before)
+            optimizer.register_load_state_dict_pre_hook(Hook(self._before))
 
     def _hook(self, target: Any, register: Callable[[Any], Any]) -> bool:
         if target in self._hooked:
             return False
         self._hooked.add(target)
-        register(self._before)
+        register(Hook(self._before))
         return True
 
     def compiled(self) -> bool:

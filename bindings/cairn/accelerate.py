@@ -31,7 +31,7 @@ from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported, unless_disk_hangs
 from ._path_store import PathStore
 from ._paths import is_checkpoint, local_path
-from ._protect import COPIED_BUFFER
+from ._protect import COPIED_BUFFER, Hook
 from ._ranks.replicas import Rules
 from ._rng import RngState
 from ._save import Save
@@ -140,7 +140,7 @@ class Accelerator(accelerate.Accelerator):
         for model in self._models:
             if model not in self._fenced and any(buffer.nbytes > COPIED_BUFFER for buffer in model.buffers()):
                 self._fenced.add(model)
-                model.register_forward_pre_hook(self._before_forward)
+                model.register_forward_pre_hook(Hook(self._before_forward))
 
     def _before_forward(self, *_: Any) -> None:
         self.fence()

@@ -3,6 +3,8 @@
 Each save is larger than the pool, so that it is under way while the next step begins.
 """
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import cairn
 import pytest
 import torch
+from cairn._protect import Hook
 
 pytestmark = pytest.mark.usefixtures("device")
 Make = Callable[..., cairn.Checkpointer]
@@ -199,6 +202,27 @@ def test_buffers_that_forward_writes(make: Make) -> None:
     checkpointer.drain()
     for step in range(1, 5):
         assert bool((checkpointer.load(step)["model"]["0.running_mean"] == step).all()), step
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "averaged"])
+def test_a_copy_takes_nothing_of_cairn_along(make: Make, copied: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    checkpointer = make()
+    checkpointer.protect(model, optimizer)
+    model.register_forward_pre_hook(Hook(checkpointer.fence))
+    if copied == "pickle":
+        pickled = pickle.dumps((model, optimizer))
+        assert b"cairn" not in pickled
+        other, stepped = pickle.loads(pickled)
+    elif copied == "deepcopy":
+        other, stepped = copy.deepcopy((model, optimizer))
+    else:
+        other, stepped = torch.optim.swa_utils.AveragedModel(model).module, copy.deepcopy(optimizer)
+    checkpointer.close()
+    other.load_state_dict(model.state_dict())
+    other(torch.ones(1, 2)).sum().backward()
+    stepped.step()
 
 
 def test_what_calls_no_hooks_is_refused_by_type(make: Make) -> None:
