@@ -63,7 +63,7 @@ Status CheckView(const std::string& name, const TensorView& view) {
       return invalid(fmt::format("strides [{}] span more than 2^62 bytes", fmt::join(view.strides, ", ")));
     }
   }
-  if (!empty && view.data == nullptr) return invalid("address is null");
+  if (!empty && view.data == nullptr) return invalid("it has elements, but no memory: its address is null");
   if (!empty && view.strides.empty()) span = bytes;
   if (!empty && view.bytes != 0 && span > view.bytes) {
     return invalid(fmt::format("the view spans {} bytes, but its memory holds {}", span, view.bytes));

@@ -41,6 +41,10 @@ KEPT = {
     "strs": ["", "plain", 'quote " back \\ slash /', "\0\x1f\x7f\u2028", "\u00e9\u4e2d\U0001f600", "\ufeff", "t"],
     "bytes": [b"", bytes(range(256))],
     "lists": [[], [1], [[]], ["t"], ["dict"], ["int", "0x1"]],
+    "long lists": [[0, -0.0, 1.5, True, None, 'é " \\'] * 20, [*range(99), -(2**63), 2**63], [0.5, math.nan] * 40, ["t"] * 40,
+                   (*map(str, range(99)),), [[]] * 40, collections.deque(range(99))],
+    "long dicts": [{str(i): i / 3 for i in range(99)}, {"t": ["t"], **{str(i): None for i in range(99)}},
+                   {f"_orig_mod.{i}": 2**i for i in range(99)}],
     "tuples": ((), (1,), (1, (2, "x"))),
     "dicts": [{}, {"b": 1, "a": 2}, {0: "a", "0": "b", None: "c", "None": "d"}, {True: 1, "True": 2}, {2**70: 1}],
     "nested dict with a list for a key's value": {"t": ["t"], "a": {"t": ["a"]}},
@@ -70,6 +74,13 @@ def test_what_is_kept_comes_back_the_same(what, wrap):
     assert same(restore(saved, tree), tree)
     assert flatten(build(*saved)).text == saved[0]
     json.loads(saved[0], parse_constant=pytest.fail)
+
+
+def test_a_str_of_another_class_comes_back_as_its_text():
+    for value in (torch.__version__, numpy.str_("é")):
+        back = restore(save({"at": value}), {"at": value})["at"]
+        assert type(back) is str
+        assert back == value
 
 
 def test_a_tree_of_everything():
@@ -250,6 +261,14 @@ class TestRestore:
         assert found["n"] is array and array.tolist() == [1, 1]
         assert found["step"] == 7 and found["conf"] == {"lr": 0.5}
         assert like["step"] == 0 and like["conf"] is conf and conf == {"lr": 1.0}
+
+    def test_long_plain_lists_are_the_checkpoints_whatever_the_tree_has(self):
+        saved = save({"log": [*range(99)], "by": {str(i): i for i in range(99)}, "new": ["x"] * 99})
+        like = {"log": [0.5] * 40, "by": {"1": "other"}, "new": [Mode.TRAIN] * 99}
+        assert restore(saved, like) == {"log": [*range(99)], "by": {str(i): i for i in range(99)}, "new": ["x"] * 99}
+        for held in (torch.zeros(1), Loader({})):
+            with pytest.raises(InvalidArgument, match=r"log(/3)?: the tree has"):
+                restore(saved, {**like, "log": [0, 0, 0, held, *[0] * 95]})
 
     def test_placeholders_take_whatever_is_stored(self):
         tree = {"a": {"w": torch.ones(2), "l": [numpy.ones(1)]}, "b": torch.ones(1), "c": {"x": 1}}

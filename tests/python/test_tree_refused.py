@@ -31,6 +31,20 @@ class Wrapped(torch.Tensor):
     pass
 
 
+class Tagged(str):
+    def __init__(self, *_):
+        self.tag = 1
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+class Failing(Loader):
+    def state_dict(self):
+        raise RuntimeError("theirs")
+
+
 class TestRefused:
     @pytest.mark.parametrize(("value", "message"), [
         (print, r"a value of type builtin_function_or_method cannot be kept; a tree holds tensors, .* load_state_dict"),
@@ -40,7 +54,7 @@ class TestRefused:
         (torch.zeros(1).as_subclass(Wrapped), r"Wrapped cannot be kept; of tensors only torch.Tensor and"),
         (torch.zeros(2).to_sparse(), r"a torch.sparse_coo tensor cannot be kept"),
         (torch.eye(2).to_sparse_csr(), r"a torch.sparse_csr tensor cannot be kept"),
-        (torch.zeros(2, device="meta"), r"a meta tensor cannot be kept"),
+        (torch.zeros(2, device="meta"), r"a meta tensor cannot be kept, .* to_empty\(device=\.\.\.\)"),
         (torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), r"a quantized tensor cannot be kept"),
         (torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), r"a nested tensor cannot be kept"),
         (numpy.array([None]), r"a numpy array of dtype object cannot be kept, only bool, int"),
@@ -48,7 +62,8 @@ class TestRefused:
         (numpy.zeros(1, [("a", "f4")]), r"a numpy array of dtype \[\('a', '<f4'\)\] cannot be kept"),
         (numpy.zeros(1, ">f4"), r"a numpy array of dtype >f4 cannot be kept, .* this machine's byte order"),
         (numpy.zeros(1).view(numpy.recarray), r"recarray cannot be kept; numpy.array"),
-        (numpy.str_("a"), r"type numpy.str_? cannot be kept; .*str\(\.\.\.\)"),
+        (Tagged("a"), r"Tagged cannot be kept; .*str\(\.\.\.\)"),
+        pytest.param(Attributes(a=1), r"Attributes cannot be kept; .* convert it with dict\(", id="attributes"),
         ("\ud800", r"a str with a lone surrogate is not Unicode text; use bytes"),
         (collections.defaultdict(list), r"defaultdict cannot be kept; .* convert it with dict\(\.\.\.\)"),
         (type("MyInt", (int,), {})(1), r"MyInt cannot be kept; .* int\(\.\.\.\)"),
@@ -76,6 +91,24 @@ class TestRefused:
     def test_what_is_too_long_for_a_header_is_refused_with_its_path(self, one):
         with pytest.raises(InvalidArgument, match=r"^m/log: .* with a length of 67,108,865; .* keep it as a tensor"):
             flatten({"m": {"log": one * ((64 << 20) + 1)}})
+
+    def test_lists_that_are_too_long_for_a_header_are_refused_with_their_path(self):
+        for value in ([2**62] * 5_500_000, [(2**62,)] * 5_500_000):
+            with pytest.raises(
+                InvalidArgument, match=r"^m/log: plain values of 1\d\d,\d{3},\d{3} bytes in all; .* 100,000,000"
+            ):
+                flatten({"m": {"log": value}, "more": ["x"] * 999})
+
+    @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+    def test_a_tensor_of_a_transformed_function_is_refused_with_its_path(self, transform):
+        with pytest.raises(InvalidArgument, match=r"^m/x: .*torch.func's .* save outside"):
+            transform(lambda x: flatten({"m": {"x": x}}))(torch.ones(2))
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors take notes from Python 3.11 on")
+    def test_an_error_of_an_objects_own_code_gets_the_path(self):
+        with pytest.raises(RuntimeError, match="theirs") as caught:
+            flatten({"m": [Failing({})]})
+        assert caught.value.__notes__ == ["cairn: state_dict() of a value of type test_tree_refused.Failing at m/0"]
 
     def test_one_bad_tensor_among_many_is_named(self):
         tree = {f"w{i}": torch.zeros(1) for i in range(20)} | {"bad": torch.zeros(1, device="meta")}

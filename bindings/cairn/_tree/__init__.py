@@ -10,7 +10,7 @@ Names are injective: two leaves never share one.
 
 | value                                  | node |
 |----------------------------------------|------|
-| None, bool, finite float, str          | plain JSON |
+| None, bool, finite float, str          | plain JSON; a str of another class (torch.__version__) comes back as a str |
 | int of 64 bits with sign; longer       | plain JSON; `["int","0x..."]` |
 | float inf, -inf, nan                   | `["float","inf"]`; a NaN's payload is not kept |
 | complex                                | `["complex",NODE,NODE]` |

@@ -14,7 +14,7 @@ from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert, is_lossless
 from .optimizers import Beside, Fit, fit_text
 from .parameters import TreeModules, modules_in
-from .paths import MAX_DEPTH, kind_name, readable
+from .paths import MAX_DEPTH, kind_name, noted, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
@@ -23,6 +23,7 @@ _VERSION = 2
 # What json.loads returns for each ["t"], a torch tensor, of which there may be 100,000. One list for all of them: the
 # garbage collector would visit each list several times. Nothing changes it.
 _TENSOR = ["t"]
+_NESTED = frozenset({dict, list})
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Plan:
     converted: dict[str, Any]
     casts: Casts
     _tree: Any
-    _loads: list[tuple[Any, Any, Fit | None]]
+    _loads: list[tuple[str, Any, Any, Fit | None]]
     _partial: bool
 
     def convert(self) -> None:
@@ -74,12 +75,13 @@ class Plan:
         last, because another object's load_state_dict may draw random numbers. Errors of load_state_dict are not
         caught.
         """
-        for target, state, fit in sorted(self._loads, key=lambda load: isinstance(load[0], RngState)):
-            if fit is not None:
-                fit.load(target, state)
-                continue
-            lenient = self._partial and _is_module(target)
-            target.load_state_dict(state, **({"strict": False} if lenient else {}))
+        for name, target, state, fit in sorted(self._loads, key=lambda load: isinstance(load[1], RngState)):
+            with noted(f"load_state_dict() of {kind_name(target)} at {readable(name)}"):
+                if fit is not None:
+                    fit.load(target, state)
+                else:
+                    lenient = self._partial and _is_module(target)
+                    target.load_state_dict(state, **({"strict": False} if lenient else {}))
         return self._tree
 
 
@@ -96,6 +98,7 @@ def flatten(tree: Any, sink: Sink) -> str:
     """
     writer = Writer(sink)
     text = writer.node(tree, "")
+    writer.check_length(text)
     beside = ""
     if writer.optimizers:
         classes = {path: type(optimizer).__name__ for path, optimizer in writer.optimizers.items()}
@@ -247,10 +250,10 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]]]:
                 raise Corrupt("the checkpoint's tree: expected an object with version and tree")
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"the checkpoint's tree: {error}") from error
-    level = [tree]
+    level = [tree] if type(tree) in _NESTED else []
     for _ in range(MAX_DEPTH + 3):
-        level = [n for n in level if isinstance(n, (dict, list)) and n is not _TENSOR]
-        level = [child for n in level for child in (n.values() if isinstance(n, dict) else n)]
+        level = [child for n in level for child in (n.values() if isinstance(n, dict) else n) if type(child) in _NESTED]
+        level = [n for n in level if n is not _TENSOR]
     if level:
         raise Corrupt(f"the checkpoint's tree: deeper than {MAX_DEPTH} levels")
     if not isinstance(classes, dict) or not all(isinstance(one, str) for one in classes.values()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -42,7 +44,11 @@ def part_of(key: Any, name: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def join(name: str, part: str) -> str:
@@ -77,11 +83,9 @@ def uncompiled(name: str) -> str:
 
 
 def is_stateful(value: Any) -> bool:
-    return (
-        callable(getattr(value, "state_dict", None))
-        and callable(getattr(value, "load_state_dict", None))
-        and not isinstance(value, type)
-    )
+    """By its class: a dict whose items are attributes may answer to every name, or run code of its own."""
+    kind = type(value)
+    return kind is not type and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
 
 def fields_of(kind: type) -> tuple[str, ...]:
@@ -103,3 +107,14 @@ def type_name(value: Any) -> str:
 
 def kind_name(value: Any) -> str:
     return f"a value of type {type_name(value)}"
+
+
+@contextmanager
+def noted(doing: str) -> Iterator[None]:
+    """Adds to an error of somebody else's code what Cairn was doing, where Python can (3.11 and later)."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "add_note"):
+            error.add_note(f"cairn: {doing}")
+        raise

@@ -7,7 +7,7 @@ import importlib
 import reprlib
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any
 
@@ -23,13 +23,15 @@ from .paths import (
     kind_name,
     listed,
     namedtuple_of,
+    noted,
     part_of,
     readable,
     uncompiled,
 )
 from .values import is_plain
-from .writer import Names, Writer
+from .writer import SIMPLE, Names, Writer
 
+_LISTS = frozenset({list, tuple, deque})
 _MAX_COLLIDING = 1000  # Keys with one hash: a dict or set of n such takes n * n steps to make.
 
 
@@ -71,7 +73,7 @@ class Reader:
         self._optimizer_states: set[str] = set()  # Paths of "state" beside "param_groups".
         self._fit = fit
         self.fit: Fit | None = None  # Of the optimizer whose state is read.
-        self.loads: list[tuple[Any, Any, Fit | None]] = []
+        self.loads: list[tuple[str, Any, Any, Fit | None]] = []
         self.remarks: list[str] = []
         self.only_stored: list[str] = []
         self.only_tree: list[str] = []
@@ -182,6 +184,9 @@ class Reader:
                     key: self.node(child, like[key], join(name, key), strict) if one is NotImplemented else one
                     for key, child, one in zip(keys, nodes, found, strict=True)
                 }
+        fits = like is None or (type(like) is dict and _is_simple(like.values()) and (name or not strict))
+        if fits and isinstance(node, dict) and _is_simple(nodes) and not any(map(is_compiled, keys)):
+            return node.copy()
         parts = dict(zip([part_of(key, name) for key in keys], nodes, strict=True))
         made_keys = dict(zip(parts, keys, strict=True))
         theirs: dict[str, Any] | None = None
@@ -194,6 +199,8 @@ class Reader:
         return {made_keys[part]: value for part, value in made.items()}
 
     def _sequence(self, node: Any, nodes: list[Any], like: Any, name: str, strict: bool) -> list[Any]:
+        if _is_simple(nodes) and (like is None or (type(like) in _LISTS and _is_simple(like) and (name or not strict))):
+            return nodes  # As it is: there may be millions.
         theirs = {str(i): child for i, child in enumerate(like)} if isinstance(like, (list, tuple, deque)) else None
         parts = {str(i): child for i, child in enumerate(nodes)}
         return [*self._children(node, parts, like, theirs, name, strict).values()]
@@ -274,11 +281,12 @@ class Reader:
             case _:
                 self._differs(name, like, "no state")
                 return like
-        state = like.state_dict()
+        with noted(f"state_dict() of {kind_name(like)} at {readable(name)}"):
+            state = like.state_dict()
         if fit := self._fit(like, state, inner, name):
             self._optimizer(like, inner, fit)
             return like
-        self.loads.append((like, self.node(inner, state, name, False), None))
+        self.loads.append((name, like, self.node(inner, state, name, False), None))
         if self._module and isinstance(like, self._module):
             given = Names()
             Writer(given).node(state, name)
@@ -294,10 +302,14 @@ class Reader:
         self.differ += fit.differ
         if not fit.differ:
             self.fit = fit
-            self.loads.append((like, self.node(fit.without_gone(inner), fit.along(), fit.path, False), fit))
+            self.loads.append((fit.path, like, self.node(fit.without_gone(inner), fit.along(), fit.path, False), fit))
             self.fit = None
         if len(self.differ) > before:
             self.unlike.append(readable(fit.path))
+
+
+def _is_simple(children: Collection[Any]) -> bool:
+    return SIMPLE.issuperset(map(type, children))
 
 
 def _holds_dataclass(value: Any) -> bool:

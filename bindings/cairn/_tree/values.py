@@ -20,7 +20,7 @@ from types import MemberDescriptorType, ModuleType, SimpleNamespace, WrapperDesc
 from typing import Any
 
 from .._errors import InvalidArgument
-from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, kind_name, readable
+from .paths import MAX_DEPTH, fields_of, is_stateful, kind_name, readable
 
 # What safetensors has no dtype for, and the bytes of an element. Kept as U8, with a last dimension of these bytes if it is
 # more than one.
@@ -86,12 +86,14 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, *WRITERS}
 
 def is_plain(value: Any, depth: int = MAX_DEPTH) -> bool:
     """Whether it contains no tensor and no object."""
-    if type(value) in _PLAIN or isinstance(value, (Enum, EnumName)):
+    if type(value) in _PLAIN or isinstance(value, (Enum, str)):
         return True
     fields = dataclass_fields(value)
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)) or fields is not None:
         children = fields.values() if fields is not None else value.values() if isinstance(value, dict) else value
-        return depth > 0 and not is_stateful(value) and all(is_plain(child, depth - 1) for child in children)
+        if depth == 0 or is_stateful(value):
+            return False
+        return _PLAIN.issuperset(map(type, children)) or all(is_plain(child, depth - 1) for child in children)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch and isinstance(value, (torch.dtype, torch.device)):
         return True

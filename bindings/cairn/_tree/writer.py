@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -16,12 +17,17 @@ from .._errors import InvalidArgument
 from . import values
 from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .optimizers import optimizer_of
-from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
+from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, noted, part_of, readable
 from .taken import elements_of, items_of
 
 _NUMBERS = frozenset({int, float, bool})
+_FEW = 32  # Children that are written one by one, because that is faster than setting up json's encoder.
+SIMPLE = frozenset({int, float, bool, str, type(None)})  # What JSON has.
 _TEXT = frozenset({str})
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 _LONGEST = 64 << 20  # Of one str or bytes: they all go into the header, and safetensors allows 100 MB for it.
+_HEADER = 100_000_000  # Bytes of a file's header.
+_HEAVY = 1 << 20
 _DICT = '"dict"'
 _FACTS = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _ALLOWED = (
@@ -80,6 +86,7 @@ class Writer:
         self.optimizers: dict[str, Any] = {}  # torch's, by path.
         self.modules: list[tuple[str, Any]] = []  # torch's, with their paths; and their state dicts.
         self.states: list[Any] = []
+        self._heavies: list[tuple[int, str]] = []  # Long texts, and what they are of.
         self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
@@ -90,6 +97,7 @@ class Writer:
             self._module = torch.nn.Module
             self._strided = (torch.strided, False, False, False)
             self._tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
+            self._is_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
             self._as_bytes = {getattr(torch, of): of for of in values.AS_BYTES if hasattr(torch, of)}
             self.kept.update(dict.fromkeys(self._tensor_types, Writer._tensor))
             self.kept[torch.Size] = lambda w, v, name: w._sequence("size", v, name)
@@ -122,17 +130,25 @@ class Writer:
         if not is_unicode(value):
             raise InvalidArgument(f"{readable(name)}: a str with a lone surrogate is not Unicode text; use bytes")
         _check_length(value, name)
-        return _quote(value)
+        return self._heavy(_quote(value), name)
 
     def _bytes(self, value: bytes, name: str) -> str:
         _check_length(value, name)
-        return f'["bytes","{base64.b64encode(value).decode()}"]'
+        return self._heavy(f'["bytes","{base64.b64encode(value).decode()}"]', name)
 
     def _tensor(self, value: Any, name: str) -> str:
         layout, meta, quantized, nested = facts = _FACTS(value)
         if facts != self._strided:
             which = "nested" if nested else "quantized" if quantized else "meta" if meta else str(layout)
-            raise InvalidArgument(f"{readable(name)}: a {which} tensor cannot be kept, only a dense, strided one")
+            way_out = "; it has no memory yet: to_empty(device=...), or the module's, gives it some" if meta else ""
+            raise InvalidArgument(
+                f"{readable(name)}: a {which} tensor cannot be kept, only a dense, strided one{way_out}"
+            )
+        if self._is_wrapped(value):
+            raise InvalidArgument(
+                f"{readable(name)}: a tensor within torch.func's vmap, grad or functionalize has no memory of its own: save "
+                "outside of the transformed function"
+            )
         self._leaves += 1
         self._sink.add(name or "~t", value)
         return self._later(f'["t","{self._as_bytes[value.dtype]}"]') if value.dtype in self._as_bytes else '["t"]'
@@ -148,6 +164,22 @@ class Writer:
         self._sink.add(name or "~t", value)
         return self._later(f'["a","{value.dtype}"]') if str(value.dtype) in values.AS_BYTES else '["a"]'
 
+    def _heavy(self, text: str, name: str) -> str:
+        if len(text) > _HEAVY:
+            self._heavies.append((len(text), name))
+        return text
+
+    def check_length(self, text: str) -> None:
+        """InvalidArgument if the text of all is too long for a file's header; names what most of it is of."""
+        if len(text) <= _LONGEST or (found := len(text.encode()) + text.count('"') + text.count("\\")) <= _HEADER:
+            return
+        # What is within something else was written before it.
+        most = next((name for length, name in self._heavies if length > len(text) // 2), "")
+        raise InvalidArgument(
+            f"{readable(most)}: plain values of {found:,} bytes in all; they are kept in the file's header, which has at "
+            f"most {_HEADER:,}: keep long lists as tensors or numpy arrays, and text as a tensor of uint8"
+        )
+
     def _later(self, text: str) -> str:
         self.version = 2
         return text
@@ -159,10 +191,27 @@ class Writer:
             raise InvalidArgument(f"{readable(name)}: the tree is deeper than {MAX_DEPTH} levels")
         self._open.add(id(value))
 
+    def _simple(self, children: list[Any], value: Any) -> str | None:
+        """The text of a list, or of a dict with str as keys, whose children are numbers, None and str, all at once: there
+        may be millions. None if they are others, or one of them has to be written or refused by itself."""
+        if len(children) <= _FEW or not (kinds := {*map(type, children)}) <= SIMPLE:
+            return None
+        ints = children if kinds == {int} else [child for child in children if type(child) is int]
+        if ints and not -(2**63) <= min(ints) <= max(ints) < 2**63:
+            return None
+        try:
+            text = _json(value)
+            text.encode()
+        except ValueError:  # Of floats that are not finite, and of lone surrogates.
+            return None
+        return text if len(text) <= _LONGEST else None
+
     def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
-        self._enter(value, name)
         keys, children = items_of(value, name)
         as_object = not head and _TEXT.issuperset(map(type, keys))
+        if as_object and (simple := self._simple(children, dict(zip(keys, children, strict=True)))) is not None:
+            return self._heavy(simple, name)
+        self._enter(value, name)
         # In C++ if possible: there may be 100,000 tensors, and the caller waits.
         text = self._sink.add_all(keys, children, name, ":" if as_object else ",", self.node)
         if text is None:
@@ -171,7 +220,7 @@ class Writer:
             texts = map(_quote, keys) if as_object else [self.node(key, name) for key in keys]
             text = ",".join(map(":".join if as_object else ",".join, zip(texts, nodes, strict=True)))
         self._open.remove(id(value))
-        return f"{{{text}}}" if as_object else f"[{head or _DICT}{',' if text else ''}{text}]"
+        return self._heavy(f"{{{text}}}" if as_object else f"[{head or _DICT}{',' if text else ''}{text}]", name)
 
     def _ordered(self, value: Any, name: str) -> str:
         metadata = getattr(value, "_metadata", None)
@@ -179,14 +228,16 @@ class Writer:
 
     def _sequence(self, tag: str, value: Iterable[Any], name: str) -> str:
         children = elements_of(value, name)
-        if _NUMBERS.issuperset(map(type, children)):
+        if len(children) <= _FEW and _NUMBERS.issuperset(map(type, children)):
             return f"[{','.join((_quote(tag), *[self.node(child, name) for child in children]))}]"
+        if (simple := self._simple(children, children)) is not None:
+            return self._heavy(f"[{_quote(tag)},{simple[1:]}", name)
         self._enter(value, name)
         text = self._sink.add_all([*range(len(children))], children, name, "", self.node)
         if text is None:
             text = ",".join(self.node(child, join(name, str(i))) for i, child in enumerate(children))
         self._open.remove(id(value))
-        return f"[{_quote(tag)},{text}]"
+        return self._heavy(f"[{_quote(tag)},{text}]", name)
 
     def _deque(self, value: deque[Any], name: str) -> str:
         head, nodes = '["deque"', self._sequence("deque", value, name)
@@ -213,7 +264,8 @@ class Writer:
             self._enter(value, name)
             if (optimizer := optimizer_of(value)) is not None:
                 self.optimizers[name] = optimizer
-            state = self._sink.state_of(value)
+            with noted(f"state_dict() of {kind_name(value)} at {readable(name)}"):
+                state = self._sink.state_of(value)
             if self._module is not None and isinstance(value, self._module):
                 self.modules.append((name, value))
                 self.states.append(state)
@@ -223,6 +275,10 @@ class Writer:
             return f'["state",{node}]'
         if isinstance(value, Enum) and value.name in kind.__members__:
             return f'["enum",{self.class_name(kind)},{_quote(value.name)}]'
+        if isinstance(value, str) and not getattr(value, "__dict__", None):
+            return self._str(
+                str.__str__(value), name
+            )  # torch.__version__, numpy.str_: comes back as the text that it is.
         if (held := values.dataclass_fields(value)) is not None:
             return self._dataclass(value, held, name)
         if isinstance(value, tuple) and fields_of(kind):
@@ -249,6 +305,10 @@ class Writer:
         if torch and isinstance(value, torch.Generator):
             return "keep its get_state(), or cairn.RngState for the default generators"
         if torch and isinstance(value, torch.Tensor):
+            if type(value).__name__ == "DTensor":
+                return (
+                    "of a DTensor each rank has a part: cairn.dcp saves them, or keep its to_local() or full_tensor()"
+                )
             return "of tensors only torch.Tensor and torch.nn.Parameter themselves"
         if self._array_type and isinstance(value, self._array_type):
             return "numpy.array(...) makes a plain array from it"
