@@ -1,16 +1,21 @@
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace cairn {
 
 /// The only owner of a file descriptor. It ignores errors of close: durable files are closed through IoQueue instead.
+///
+/// A descriptor of 0 to 2, which a process with closed standard streams gets, is replaced by a higher one: the next
+/// print would go into the file. If that fails, it is invalid, and errno says why.
 class UniqueFd {
  public:
   UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
+  explicit UniqueFd(int fd) : fd_(fd < 0 || fd > STDERR_FILENO ? fd : Replaced(fd)) {}
   ~UniqueFd() { Reset(); }
   UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
@@ -31,6 +36,14 @@ class UniqueFd {
   }
 
  private:
+  static int Replaced(int fd) {
+    const int higher = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    const int error = errno;
+    ::close(fd);
+    errno = error;
+    return higher;
+  }
+
   int fd_ = -1;
 };
 

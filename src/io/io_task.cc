@@ -70,11 +70,13 @@ Status WhenAll::await_resume() {
 void IoOperation::Submit(IoRun* run, std::coroutine_handle<> waiter) { run->Submit(request_, waiter, result_); }
 
 IoResult IoOperation::await_resume() {
+  int error = static_cast<int>(-result_);
   if (result_ >= 0) {
-    if (into_ != nullptr) *into_ = UniqueFd(static_cast<int>(result_));
-    return {.value = result_};
+    if (into_ == nullptr) return {.value = result_};
+    *into_ = UniqueFd(static_cast<int>(result_));
+    if (into_->valid()) return {.value = result_};
+    error = errno;
   }
-  const int error = static_cast<int>(-result_);
   return {.error = error, .status = FailureOf(request_, error)};
 }
 
