@@ -114,6 +114,7 @@ class KeepBest:
         self._known: dict[str, dict[str, float]] = {}
         self._changed = threading.Condition()
         self._queue: deque[tuple[Save, dict[str, float]]] = deque()  # Held saves, and the one being looked after.
+        self._served = False  # By a thread that has seen the queue, and leaves only when it is empty.
         self._settling = threading.Lock()
         self.settle()
 
@@ -121,12 +122,12 @@ class KeepBest:
         """Takes a held save, in the order of the saves, and releases it in its turn."""
         with self._changed:
             self._queue.append((save, metrics))
-            if len(self._queue) == 1:
-                try:
-                    _threads.start(threading.Thread(target=self._run, name="cairn-best", daemon=True))
-                except BaseException:
-                    self._queue.pop()  # The caller cancels it.
-                    raise
+            try:
+                if not self._served:
+                    _threads.start_or_work(self._run, "cairn-best", daemon=True)
+            except BaseException:
+                self._queue.pop()  # The caller cancels it. The thread may have started.
+                raise
 
     def wait(self, timeout: float) -> float:
         """Waits until all saves have ended and the best are pinned, up to `timeout`; returns what is left of it."""
@@ -157,6 +158,10 @@ class KeepBest:
                         self._core.pin_best(info["step"], not info["pinned"])
 
     def _run(self) -> None:
+        with self._changed:
+            if self._served or not self._queue:
+                return
+            self._served = True
         while True:
             with self._changed:
                 save, metrics = self._queue[0]
@@ -167,6 +172,7 @@ class KeepBest:
             with self._changed:
                 self._queue.popleft()
                 if not self._queue:
+                    self._served = False
                     self._changed.notify_all()
                     return
 

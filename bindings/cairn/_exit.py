@@ -7,6 +7,7 @@ commit. Python makes these threads, so that no thread of C++ takes the GIL.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -17,8 +18,9 @@ from typing import Any
 
 from . import _core, _threads
 from ._engine import Held, log_events, release_captured
-from ._errors import Error
+from ._errors import Error, FailedPrecondition
 
+_ended = False  # The process is so far that every Checkpointer has been closed.
 open_checkpointers: weakref.WeakSet[Any] = weakref.WeakSet()
 _watching: list[tuple[_core.Watcher, threading.Thread]] = []  # Also those whose Checkpointers are gone.
 
@@ -35,14 +37,34 @@ def start_watching(core: _core.Checkpointer, held: deque[Held]) -> threading.Thr
     return thread
 
 
+def refuse_late(root: str, step: int) -> None:
+    """For a save on a closed Checkpointer: raises FailedPrecondition if it was closed because the process ends. Few see
+    errors of an atexit hook, so stderr says it, and the exit code."""
+    if not _ended:
+        return
+    message = (
+        f"{root}: step {step} is not saved: the process ends, and its Checkpointers are closed; a hook of atexit that saves "
+        "must be registered after cairn was imported"
+    )
+    _say_lost(message)
+    raise FailedPrecondition(message)
+
+
+def _say_lost(message: str) -> None:
+    print(f"cairn: {message}", file=sys.stderr)
+    _core.fail_exit()
+
+
 def _finish() -> None:
     """Finishes what is in flight. Says that it is lost, or that a save had failed and nobody has heard of it."""
+    global _ended
+    _ended = True
     try:
         for checkpointer in list(open_checkpointers):
             try:
                 checkpointer.close()
             except Error as error:
-                print(f"cairn: {checkpointer.root}: a save has failed: {error}", file=sys.stderr)
+                _say_lost(f"{checkpointer.root}: a save has failed: {error}")
     finally:
         for watcher, thread in _watching:
             watcher.stop()
@@ -56,5 +78,5 @@ def _forget() -> None:
 
 # A forked child has nothing to finish: the saves are its parent's.
 os.register_at_fork(after_in_child=_forget)
-# Earlier than atexit: daemon threads still run, and so do thread pools.
-threading._register_atexit(_finish)  # type: ignore[attr-defined]
+# All threads that are no daemons have ended by then, and so have the hooks that were registered after this one.
+atexit.register(_finish)

@@ -93,7 +93,8 @@ class Save:
     def __init__(self, core: _core.Save) -> None:
         self._core = core
         self._mutex = threading.Lock()
-        self._callbacks: deque[Callable[[Save], object]] = deque()  # The thread that calls them ends when it is empty.
+        self._callbacks: deque[Callable[[Save], object]] = deque()
+        self._served = False  # By a thread that has seen the callbacks, and leaves only when there is none.
 
     @property
     def step(self) -> int:
@@ -141,14 +142,21 @@ class Save:
         """
         with self._mutex:
             self._callbacks.append(callback)
-            if len(self._callbacks) == 1:
-                try:
-                    _threads.start(threading.Thread(target=self._call_back, name="cairn-done"))
-                except BaseException:
-                    self._callbacks.pop()
-                    raise
+            if self._served:
+                return
+        try:
+            _threads.start_or_work(self._call_back, "cairn-done", daemon=False)
+        except BaseException:
+            with self._mutex:
+                if not self._served:  # Else its thread has started all the same.
+                    self._callbacks.remove(callback)
+            raise
 
     def _call_back(self) -> None:
+        with self._mutex:
+            if self._served or not self._callbacks:
+                return
+            self._served = True
         wait_ended(self._core)
         while True:
             with self._mutex:
@@ -160,6 +168,7 @@ class Save:
             with self._mutex:
                 self._callbacks.popleft()
                 if not self._callbacks:
+                    self._served = False
                     return
 
     def _release(self) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import _protect, _tree
+from . import _exit, _protect, _tree
 from ._arguments import flag, seconds, step_number, timeout_of
 from ._best import KeepBest, described, metric_values
 from ._engine import Engine, Held
@@ -115,6 +115,8 @@ class Saving(Engine, Stopping):
         not committed before its release, and fails if that comes no sooner than so many seconds after its last write.
         """
         step = step_number(step)
+        if self._core.closed:
+            _exit.refuse_late(self.root, step)
         self._log_events()
         _protect.watch_steps()
         try:

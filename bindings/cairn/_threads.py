@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import threading
+from collections.abc import Callable
 
 from ._errors import ResourceExhausted
 
@@ -23,3 +24,13 @@ def start(thread: threading.Thread) -> threading.Thread:
             f"cannot start thread {thread.name}: {error}; see ulimit -u ({most}) and pids.max of the control group"
         ) from error
     return thread
+
+
+def start_or_work(work: Callable[[], object], name: str, *, daemon: bool) -> None:
+    """Does it on a thread; here, once the process ends and Python starts no thread any more."""
+    try:
+        start(threading.Thread(target=work, name=name, daemon=daemon))
+    except ResourceExhausted:
+        raise
+    except RuntimeError:
+        work()

@@ -98,6 +98,36 @@ def test_a_failed_and_a_cancelled_save_call_back_too(make: Make, root: Path, cap
     assert caplog.text.count("RuntimeError: of the callback") == 2
 
 
+@pytest.mark.parametrize("started", [False, True], ids=["before its thread starts", "once it has started"])
+@pytest.mark.parametrize("name", ["cairn-done", "cairn-best"])
+def test_an_interrupt_at_a_thread_s_start_leaves_nothing_that_nobody_serves(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, started: bool
+) -> None:
+    start, interrupts = threading.Thread.start, [KeyboardInterrupt()]
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != name or not interrupts:
+            return start(thread)
+        if started:
+            start(thread)
+        raise interrupts.pop()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    checkpointer = make(keep_best=1, best_metric="loss")
+    heard: SimpleQueue[int] = SimpleQueue()
+    for step in range(1, 4):
+        with contextlib.suppress(KeyboardInterrupt):
+            save = checkpointer.save(step, {"w": np.ones(10)}, metrics={"loss": 1.0})
+            for _ in range(2):
+                with contextlib.suppress(KeyboardInterrupt):
+                    save.add_done_callback(lambda save: heard.put(save.step))
+    checkpointer.drain()
+    assert not interrupts
+    assert heard.get(timeout=WAIT) in (1, 2)
+    assert checkpointer.latest() == 3
+    assert caplog.text == ""
+
+
 def test_python_s_exit_waits_for_callbacks(root: Path) -> None:
     script = """if True:
         import sys, cairn, numpy as np

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cairn
+import pytest
 import torch
 
 Make = Callable[..., cairn.Checkpointer]
@@ -87,6 +88,82 @@ def test_exit_drains_what_is_in_flight(make: Make, root: Path) -> None:
     _, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
     assert make().steps() == [5]
+
+
+ENDINGS = {
+    "a thread that outlives the main thread": "threading.Thread(target=train).start()",
+    "a pool that does": "concurrent.futures.ThreadPoolExecutor(1).submit(train)",
+    "a hook of atexit": "atexit.register(lambda: checkpointer.save(2, {'x': 1}))",
+    "a hook that waits": "atexit.register(lambda: checkpointer.save(2, {'x': 1}).wait())",
+    "a hook that adds a callback": "atexit.register(lambda: checkpointer.save(2, {'x': 1}).add_done_callback(print))",
+    "keep_best": "atexit.register(lambda: checkpointer.save(2, {'x': 1}, metrics={'loss': 1.0}))",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_save_is_made_as_long_as_python_code_runs(root: Path, ending: str) -> None:
+    code = f"""
+        import atexit, concurrent.futures.thread, sys, threading, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], keep_best=1, best_metric="loss")
+        ended = threading.Event()
+        threading._register_atexit(ended.set)  # Once the main thread is through.
+        def train():
+            ended.wait()
+            checkpointer.save(2, {{"x": 1}})
+        {ENDINGS[ending]}
+    """
+    child = run_child(code, root)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (0, "")
+    assert cairn.Checkpointer(root, read_only=True).steps() == [2]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_save_that_comes_too_late_is_said_on_stderr_and_in_the_exit_code(root: Path, code: int) -> None:
+    child = run_child(
+        f"""
+        import atexit, sys
+        atexit.register(lambda: checkpointer.save(2, {{"x": 1}}))
+        import cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1])
+        sys.exit({code})
+        """,
+        root,
+    )
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == (code or 1)
+    assert f"cairn: {root}: step 2 is not saved: the process ends" in err
+
+
+@pytest.mark.parametrize("io", ["auto", "threads"])
+def test_what_a_process_without_standard_streams_prints_goes_into_no_file(root: Path, io: str) -> None:
+    code = """
+        import os, sys, torch, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], keep_last=0, io_queue=sys.argv[2])
+        for step in (1, 2):
+            save = checkpointer.save(step, {"t": torch.full((500_000,), float(step))})
+            open_streams = [fd for fd in range(3) if os.path.lexists(f"/proc/self/fd/{fd}")]
+            os.system("echo of a child; echo of a child >&2")
+            save.wait()
+        checkpointer.close()
+        sys.exit(10 + len(open_streams))
+    """
+    started = [
+        "bash",
+        "-c",
+        'exec "$@" <&- >&- 2>&-',
+        "bash",
+        sys.executable,
+        "-c",
+        textwrap.dedent(code),
+        str(root),
+        io,
+    ]
+    assert subprocess.run(started, check=False).returncode == 10
+    with cairn.Checkpointer(root) as checkpointer:
+        assert checkpointer.steps() == [1, 2]
+        checkpointer.verify(1)
+        checkpointer.verify(2)
 
 
 def test_a_forked_worker_is_refused_and_harms_nothing(make: Make) -> None:

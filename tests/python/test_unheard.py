@@ -137,6 +137,7 @@ def test_a_program_that_never_asks_says_so_in_the_end(root: Path, end: str, says
 
     assert says in ended.stderr
     assert "step 1" in ended.stderr
+    assert ended.returncode == (1 if end == "" else 0)
 
 
 def test_a_program_that_has_heard_says_nothing_more(root: Path) -> None:
