@@ -14,10 +14,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from . import _threads
-from ._errors import FailedPrecondition, InvalidArgument
+from ._errors import Error, FailedPrecondition, InvalidArgument
 from ._ranks.stopping import Agreement
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Stopping:
         `grace` is how many seconds after the first signal or notice the process may last. From then on no wait of
         Cairn's for saves, but with a timeout of the caller's, lasts longer than is left of it, also one under way: `save`, `fence` and so the steps of protected
         optimizers, `close` and the end of `with`. Then they raise DeadlineExceeded, and the newest durable checkpoint
-        is the one to resume from. Choose it shorter than what the scheduler gives.
+        is the one to resume from. If `stop_requested` was not called within it, stderr says so, with that checkpoint's
+        step. Choose it shorter than what the scheduler gives.
 
         Raises InvalidArgument for what is no signal, or a signal that no handler can catch; FailedPrecondition if it is
         called again or, with signals, on another thread.
@@ -71,8 +73,8 @@ class Stopping:
                 "stop_on: expected a callable notice, every > 0 s and grace >= 0 s, found "
                 f"{notice!r}, {every!r} and {grace!r}"
             )
-        end_waits = self._core.end_waits_in  # Not self, which would then be freed late.
-        self._stop = stop = Stop([_number(one) for one in signals], notice, every, grace, self._ranks, end_waits)
+        core = self._core  # Not self, which would then be freed late.
+        self._stop = stop = Stop([_number(one) for one in signals], notice, every, grace, self._ranks, self.root, core)
         weakref.finalize(self, stop.end).atexit = False
 
     def stop_requested(self) -> bool:
@@ -117,14 +119,17 @@ class Stop:
         every: float,
         grace: float | None,
         ranks: Ranks,
-        end_waits: Callable[[float], None],
+        root: str,
+        core: Checkpointer,
     ) -> None:
         self.reason: str | None = None  # Set once requested() has returned True.
         self._heard: str | None = None
         self._since = 0.0
         self._grace = grace
-        self._end_waits = end_waits
+        self._root, self._core = root, core
         self._ended = threading.Event()
+        self._heard_or_ended: SimpleQueue[None] = SimpleQueue()  # A signal handler may put into it at any time.
+        self._asked_or_ended = threading.Event()
         self._agreement: Agreement | None = ranks.make_stopping()
         try:
             self._handlers = Handlers(signals, self._hear)
@@ -132,17 +137,23 @@ class Stop:
             if self._agreement is not None:
                 self._agreement.leave()
             raise
-        if notice is not None:
-            watch = threading.Thread(target=self._watch, args=(notice, every), name="cairn-notice", daemon=True)
-            try:
+        try:
+            if notice is not None:
+                watch = threading.Thread(target=self._watch, args=(notice, every), name="cairn-notice", daemon=True)
                 _threads.start(watch)
-            except BaseException:
-                self.end()
-                raise
+            if grace is not None:
+                _threads.start(
+                    threading.Thread(target=self._say_unasked, args=(grace,), name="cairn-grace", daemon=True)
+                )
+        except BaseException:
+            self.end()
+            raise
 
     def requested(self, timeout: float) -> bool:
         if self.reason is not None:
             return True
+        if self._heard is not None:
+            self._asked_or_ended.set()
         if self._agreement is None:
             self.reason = self._heard
         elif self._agreement.reached(self._heard, timeout):
@@ -159,6 +170,8 @@ class Stop:
 
     def end(self) -> None:
         self._ended.set()
+        self._asked_or_ended.set()
+        self._heard_or_ended.put(None)
         self._handlers.remove()
         if self._agreement is not None:
             self._agreement.leave()
@@ -170,7 +183,24 @@ class Stop:
             self._since = time.monotonic()
             self._heard = reason
             if self._grace is not None:
-                self._end_waits(self._grace)
+                self._core.end_waits_in(self._grace)
+            self._heard_or_ended.put(None)
+
+    def _say_unasked(self, grace: float) -> None:
+        """Says it if the loop does not ask within the grace: it may be in a long evaluation, or never ask."""
+        self._heard_or_ended.get()
+        if self._asked_or_ended.wait(max(0.0, self._since + grace - time.monotonic())):
+            return
+        try:
+            steps = [str(info["step"]) for info in self._core.checkpoints() if info["damage"] is None]
+        except Error:  # Closed meanwhile.
+            return
+        last = f"the newest durable checkpoint is step {steps[-1]}" if steps else "no checkpoint is durable"
+        print(
+            f"cairn: {self._root}: {self._heard} came {grace:g} s ago, and nobody has called stop_requested() since: {last}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _watch(self, notice: Callable[[], Any], every: float) -> None:
         failed = False

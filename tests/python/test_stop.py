@@ -307,6 +307,26 @@ def test_a_last_save_waits_for_its_place_no_longer_than_grace(make: Make) -> Non
     checkpointer.close(60)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("steps", [[], [1, 2]])
+def test_a_stop_that_nobody_asks_for_is_said_when_grace_ends(
+    make: Make, capfd: pytest.CaptureFixture[str], steps: list[int], asked: bool
+) -> None:
+    checkpointer = make()
+    checkpointer.stop_on(grace=0.05)
+    for step in steps:
+        checkpointer.save(step, {"a": 1}).wait()
+    [thread] = [one for one in threading.enumerate() if one.name == "cairn-grace"]
+    signal.raise_signal(signal.SIGTERM)
+    if asked:
+        assert checkpointer.stop_requested()
+    thread.join()
+    last = "the newest durable checkpoint is step 2" if steps else "no checkpoint is durable"
+    said = f"SIGTERM came 0.05 s ago, and nobody has called stop_requested() since: {last}\n"
+    assert capfd.readouterr().err == ("" if asked else f"cairn: {checkpointer.root}: {said}")
+    checkpointer.close()
+
+
 def test_grace_limits_nothing_before_a_signal(make: Make) -> None:
     checkpointer = make()
     checkpointer.stop_on(grace=0)
