@@ -55,6 +55,14 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
+def check_metrics(metrics: Mapping[str, float], best: str) -> None:
+    """InvalidArgument if the metric that keep_best goes by is not among those of a save that has some."""
+    if best and metrics and best not in metrics:
+        raise InvalidArgument(
+            f"metrics: expected {best!r} among them, which is best_metric, found {', '.join(metrics)}"
+        )
+
+
 def described(metadata: Mapping[str, Any] | None, metrics: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Both as values of a checkpoint: (name, text)."""
     texts = []
@@ -112,7 +120,7 @@ class KeepBest:
     def __init__(self, core: Checkpointer, keep: int, metric: str, mode: str) -> None:
         self._core, self._keep, self._metric, self._mode = core, keep, metric, mode
         self._known: dict[str, dict[str, float]] = {}
-        self._changed = threading.Condition()
+        self._changing = threading.RLock()
         self._queue: deque[tuple[Save, dict[str, float]]] = deque()  # Held saves, and the one being looked after.
         self._served = False  # By a thread that has seen the queue, and leaves only when it is empty.
         self._settling = threading.Lock()
@@ -120,7 +128,7 @@ class KeepBest:
 
     def add(self, save: Save, metrics: dict[str, float]) -> None:
         """Takes a held save, in the order of the saves, and releases it in its turn."""
-        with self._changed:
+        with self._changing:
             self._queue.append((save, metrics))
             try:
                 if not self._served:
@@ -132,10 +140,9 @@ class KeepBest:
     def wait(self, timeout: float) -> float:
         """Waits until all saves have ended and the best are pinned, up to `timeout`; returns what is left of it."""
         end = time.monotonic() + timeout
-        with self._changed:
-            # In slices: a signal may make the end earlier.
-            while self._queue and (left := min(end, self._core.waits_end()) - time.monotonic()) > 0:
-                self._changed.wait(min(left, 0.1))
+        # In slices: a signal may make the end earlier.
+        while self._queue and (left := min(end, self._core.waits_end()) - time.monotonic()) > 0:
+            _threads.pause(min(left, 0.01))
         return max(0.0, end - time.monotonic())
 
     @property
@@ -158,22 +165,21 @@ class KeepBest:
                         self._core.pin_best(info["step"], not info["pinned"])
 
     def _run(self) -> None:
-        with self._changed:
+        with self._changing:
             if self._served or not self._queue:
                 return
             self._served = True
         while True:
-            with self._changed:
+            with self._changing:
                 save, metrics = self._queue[0]
             try:
                 self._look_after(save, metrics)
             except Exception as error:  # noqa: BLE001
                 _log.error("step %d: keep_best: %s", save.step, error)
-            with self._changed:
+            with self._changing:
                 self._queue.popleft()
                 if not self._queue:
                     self._served = False
-                    self._changed.notify_all()
                     return
 
     def _look_after(self, save: Save, metrics: dict[str, float]) -> None:

@@ -205,7 +205,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         self._held = deque()
         self._in_flight = []
         self._best = None
-        self._keeps_best = bool(keep_best)
+        self._best_metric = best_metric if keep_best else ""
         self._in_order = threading.Lock()
         self._interval = None if interval is None else Interval(interval)
         self._schedule = None

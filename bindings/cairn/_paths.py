@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 from ._errors import InvalidArgument, Unsupported
 
@@ -12,7 +13,7 @@ _MANIFEST = "manifest.json"
 
 def local_path(path: str | os.PathLike[str], what: str = "the path") -> str:
     """The absolute path, with `~` expanded; `what` it is, for messages. Raises Unsupported for a URL that is not local,
-    InvalidArgument for an empty path."""
+    InvalidArgument for an empty path, and for one that is not UTF-8, as every name that Cairn writes is."""
     try:
         text = os.fsdecode(path)
     except TypeError:
@@ -26,7 +27,17 @@ def local_path(path: str | os.PathLike[str], what: str = "the path") -> str:
                 f"{match[1]}:// from there"
             )
         text = text[match.end() :]
-    return os.path.abspath(os.path.expanduser(text))
+    found = os.path.abspath(os.path.expanduser(text))
+    try:
+        same = os.fsencode(found).decode() == found
+    except UnicodeError:
+        same = False
+    if not same or "\0" in found:
+        raise InvalidArgument(
+            f"{what}: expected a path of UTF-8 without NUL, found {found!a}; if it is one, this process's encoding of "
+            f"names is {sys.getfilesystemencoding()}: set PYTHONUTF8=1"
+        )
+    return found
 
 
 def checkpoint_path(path: str | os.PathLike[str], what: str = "the path") -> str:

@@ -54,9 +54,9 @@ def wait_ended(save: _core.Save, end: float = math.inf) -> bool:
     """Waits until a save has ended, or until `end` (of time.monotonic()); whether it is durable. Unlike wait_durable it
     takes no failure away from the user, who must still hear of it. The engine does not wake this thread, so it looks,
     more and more rarely: after an eighth of the time so far."""
-    began, never = time.monotonic(), threading.Event()
+    began = time.monotonic()
     while not save.ended and (now := time.monotonic()) < end:
-        never.wait(min(max(0.001, (now - began) / 8), 0.02))
+        _threads.pause(min(max(0.001, (now - began) / 8), 0.02))
     return bool(save.stats()["phase"] == "durable")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _exit, _protect, _tree
 from ._arguments import flag, seconds, step_number, timeout_of
-from ._best import KeepBest, described, metric_values
+from ._best import KeepBest, check_metrics, described, metric_values
 from ._engine import Engine, Held
 from ._errors import FailedPrecondition, Unsupported
 from ._ranks import replicas as replication
@@ -42,7 +42,7 @@ class Saving(Engine, Stopping):
     _guard: _protect.Guard
     _in_flight: list[CoreSave]  # Oldest first; some of them may have ended.
     _best: KeepBest | None  # Only on rank 0.
-    _keeps_best: bool  # On every rank.
+    _best_metric: str  # On every rank; empty without keep_best.
     _in_order: threading.Lock  # KeepBest gets the saves in the order in which the engine does.
     _interval: Interval | None
     _schedule: Schedule | None
@@ -120,13 +120,14 @@ class Saving(Engine, Stopping):
         self._log_events()
         _protect.watch_steps()
         try:
-            if hold and self._keeps_best:
+            if hold and self._best_metric:
                 raise Unsupported(
                     "keep_best: held saves, as cairn.dcp and the frameworks' plugs make them, have no metrics: open "
                     "another Checkpointer for them"
                 )
             replace, pin = flag("replace", replace), flag("pin", pin)
             measured = metric_values(metrics or {})
+            check_metrics(measured, self._best_metric)
             tensors = tree_tensors.TensorCollector()
             values = fill(tensors)
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]

@@ -34,6 +34,7 @@ _CTRL_C = b"\ncairn: ends after this step and a last save; Ctrl-C again ends it 
 class Stopping:
     """What a Checkpointer does about the end of a job that comes early."""
 
+    root: str
     _core: Checkpointer
     _ranks: Ranks
     _group_timeout: float

@@ -34,3 +34,11 @@ def start_or_work(work: Callable[[], object], name: str, *, daemon: bool) -> Non
         raise
     except RuntimeError:
         work()
+
+
+def pause(seconds: float) -> None:
+    """Waits so long. A handler of a signal may raise in it: in the wait of an Event or a Condition it can leave a lock that
+    is released without being held."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire(timeout=seconds)

@@ -204,3 +204,13 @@ def test_in_a_group_rank_0_s_metrics_count(worlds: Callable[..., World], root: P
         world.all(f"c.save({step}, tree({step}, rank), pin=rank == 0 and {step} == 4).result()")
     assert world.all("c.drain()") == [None] * 2
     assert world.all("c.steps()") == [[2, 4, 5]] * 2
+
+
+def test_metrics_without_the_one_that_counts_are_refused(make: Make) -> None:
+    checkpointer = make(keep_best=1, best_metric="loss")
+    with pytest.raises(
+        cairn.InvalidArgument, match=r"expected 'loss' among them, which is best_metric, found los, acc"
+    ):
+        checkpointer.save(1, {"a": 1}, metrics={"los": 0.5, "acc": 1.0})
+    checkpointer.save(1, {"a": 1})
+    checkpointer.drain()

@@ -47,6 +47,14 @@ def test_a_first_start_can_be_caught_as_a_missing_file(make: Make) -> None:
 # Words
 
 
+def test_a_root_in_unicode_where_names_have_another_encoding_says_the_way_out(tmp_path: Path) -> None:
+    code = "import sys, cairn\ncairn.Checkpointer(sys.argv[1] + chr(228))"
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False, env=env)
+    assert "expected a path of UTF-8" in ended.stderr and "is ascii: set PYTHONUTF8=1" in ended.stderr, ended.stderr
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env={**env, "PYTHONUTF8": "1"})
+
+
 def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_path: Path) -> None:
     checkpointer = make()
     save = checkpointer.save(1, {"w": np.ones(3)})
@@ -68,6 +76,11 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         "folder: expected a path, found 3": lambda: checkpointer.load(folder=3),  # type: ignore[arg-type]
         "root: expected a path, found None": lambda: cairn.Checkpointer(None),  # type: ignore[arg-type]
         "root: expected a path, found an empty one": lambda: cairn.Checkpointer(""),
+        "root: expected a path of UTF-8 without NUL, found '/a.udcff'": lambda: cairn.Checkpointer(b"/a\xff"),
+        "root: expected a path of UTF-8 without NUL, found '/a.x00b'": lambda: cairn.Checkpointer("/a\0b"),
+        "map_location: expected a device that is there, found cuda:99": lambda: checkpointer.load(
+            map_location="cuda:99"
+        ),
         "the path: expected a path, found an empty one": lambda: checkpointer.publish(1, ""),
     }
     for option, value in {

@@ -214,3 +214,18 @@ def test_an_optimizers_state_dict_gets_the_state_that_it_lacks(make: Make, caplo
     assert torch.equal(restored["optimizer"]["state"][0]["exp_avg"], optimizer.state[weight]["exp_avg"])
     assert restored["loader"] == {"state": {}}
     assert ["1 only in the checkpoint: loader/state/at" in one.getMessage() for one in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("tree", [
+    {"net": network(0)}, {"model": {"renamed": torch.zeros(1)}}, {"model": torch.nn.ModuleDict({"inner": network(0)})},
+], ids=["another key", "another name", "a module within another"])  # fmt: skip
+def test_what_would_restore_nothing_is_refused(make: Make, tree: dict[str, Any]) -> None:
+    checkpointer = make()
+    checkpointer.save(1, {"model": network(1), "step": 1}).wait()
+    with pytest.raises(
+        cairn.InvalidArgument, match=r"strict=False would restore no tensor of .*only in the checkpoint"
+    ):
+        checkpointer.restore(tree, strict=False)
+    assert checkpointer.restore({"step": 0}, strict=False) == {"step": 1}
+    new = network(2)
+    checkpointer.restore({"model": network(0), "head": new}, strict=False)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._errors import Corrupt, NotFound, Unsupported
+from .._errors import Corrupt, InvalidArgument, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert, is_lossless
 from .optimizers import Beside, Fit, fit_text
 from .parameters import TreeModules, modules_in
-from .paths import MAX_DEPTH, kind_name, noted, readable
+from .paths import MAX_DEPTH, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
@@ -207,7 +207,22 @@ def plan_restore(
     reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit)
     result = reader.node(root, tree, "", True)
     reader.raise_differences(where, casts.way_out())
+    if partial:
+        _refuse_nothing(tree, tensors, reader, where)
     return Plan(tensors, reader.one_sided(), reader.remarks, converted, casts, result, reader.loads, partial)
+
+
+def _refuse_nothing(tree: Any, tensors: Mapping[str, Any], reader: Reader, where: str) -> None:
+    """What has no name in common with the checkpoint is rather misspelt than left as it is on purpose."""
+    nothing, given = reader.nothing, Names()
+    if not tensors and not nothing:
+        Writer(given).node(tree, "")
+        nothing = [""] if given.tensors else []
+    if nothing:
+        raise InvalidArgument(
+            f"{where}: strict=False would restore no tensor of {listed([readable(path) for path in nothing])}: "
+            + "; ".join(reader.one_sided())
+        )
 
 
 def build(text: str, tensors: Mapping[str, Any]) -> Any:

@@ -78,6 +78,7 @@ class Reader:
         self.only_stored: list[str] = []
         self.only_tree: list[str] = []
         self.differ: list[str] = []
+        self.nothing: list[str] = []  # Modules of which the checkpoint has no tensor.
         self.unlike: list[str] = []  # Optimizers among those.
         self.narrowed: list[str] = []  # Optimizers' state, which a cast would narrow.
 
@@ -292,6 +293,8 @@ class Reader:
             Writer(given).node(state, name)
             saved = {uncompiled(path): path for path in kinds_in(inner, name)}
             own = {uncompiled(path): path for path in given.tensors}
+            if own and saved and own.keys().isdisjoint(saved):
+                self.nothing.append(name)
             self.only_stored += [readable(path) for plain, path in saved.items() if plain not in own]
             self.only_tree += [readable(path) for plain, path in own.items() if plain not in saved]
         return like

@@ -273,7 +273,7 @@ class Placement:
 
 def placement_of(map_location: Any) -> Callable[[str], Any]:
     """The torch.device on which the new tensor of a name is made; None for the usual one. InvalidArgument unless it is a
-    CPU or CUDA device."""
+    CPU or CUDA device that is there."""
     if isinstance(map_location, Placement):
         return map_location.of
     if map_location is None:
@@ -286,6 +286,10 @@ def placement_of(map_location: Any) -> Callable[[str], Any]:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f'map_location: expected a device such as "cpu" or "cuda:0", found {map_location!r}')
+    if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+        raise InvalidArgument(
+            f"map_location: expected a device that is there, found {device}; this process sees {there} GPUs"
+        )
     return lambda _name: device
 
 
