@@ -1,5 +1,6 @@
 """Trees of torch's objects: training goes on bit-exactly from what comes back."""
 
+import numpy
 import pytest
 import torch
 from cairn._errors import InvalidArgument
@@ -31,6 +32,88 @@ OPTIMIZERS = {
     "rprop": lambda p: torch.optim.Rprop(p),
     "groups": lambda p: torch.optim.AdamW([{"params": [q], "lr": 0.01 * i} for i, q in enumerate(p, 1)]),
 }
+
+
+class Scaled(torch.nn.Module):
+    """Like TransformerEngine's modules: an extra state that is empty before the first use."""
+
+    def __init__(self):
+        super().__init__()
+        self.amax = []
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def get_extra_state(self):
+        return torch.tensor(self.amax)
+
+    def set_extra_state(self, state):
+        self.amax = state.tolist()
+
+
+class Growing(torch.nn.Module):
+    """Like torch.ao's observers: it loads a buffer of any length."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0))
+
+    def _load_from_state_dict(self, state, prefix, *more):
+        self.seen = torch.zeros_like(state[prefix + "seen"])
+        super()._load_from_state_dict(state, prefix, *more)
+
+
+def used_scaled():
+    module = Scaled()
+    module.amax = [1.0, 2.0]
+    return module
+
+
+def used_growing():
+    module = Growing()
+    module.seen = torch.arange(3.0)
+    return module
+
+
+def used_lazy():
+    module = torch.nn.LazyLinear(2)
+    module(torch.ones(1, 3))
+    return module
+
+
+RESHAPED = {
+    "extra state": (used_scaled, Scaled),
+    "a load of its own": (used_growing, Growing),
+    "lazy": (used_lazy, lambda: torch.nn.LazyLinear(2)),
+    "no module": (lambda: Loader({"data": torch.ones(5, 3)}), lambda: Loader({"data": torch.empty(0, 3)})),
+    "arrays": (lambda: Loader({"data": numpy.ones(5)}), lambda: Loader({"data": numpy.empty(0)})),
+}
+
+
+class TestStateThatChangesItsShape:
+    @pytest.mark.parametrize("within", [False, True], ids=["alone", "in a module"])
+    @pytest.mark.parametrize("what", RESHAPED)
+    def test_an_object_gets_it_as_it_was_saved(self, what, within):
+        used, fresh = (make() for make in RESHAPED[what])
+        if within and isinstance(used, torch.nn.Module):
+            used, fresh = torch.nn.Sequential(torch.nn.ReLU(), used), torch.nn.Sequential(torch.nn.ReLU(), fresh)
+        restore(save({"x": used}), {"x": fresh})
+        assert same(fresh.state_dict(), used.state_dict())
+
+    def test_a_compiled_module_does_too(self):
+        fresh = torch.compile(Growing())
+        restore(save({"x": used_growing()}), {"x": fresh})
+        assert torch.equal(fresh.seen, torch.arange(3.0))
+
+    def test_what_torch_copies_must_have_its_shape(self):
+        for module in (Scaled(), torch.nn.BatchNorm1d(2)):
+            other = type(module)(3) if isinstance(module, torch.nn.BatchNorm1d) else Scaled()
+            if isinstance(other, Scaled):
+                other.weight = torch.nn.Parameter(torch.ones(3))
+            with pytest.raises(
+                InvalidArgument, match=r"x/0\.weight: the tree has float32 \[2\], the checkpoint has float32 \[3\]"
+            ):
+                restore(save({"x": torch.nn.Sequential(other)}), {"x": torch.nn.Sequential(module)})
+        with pytest.raises(InvalidArgument, match=r"x: the tree has float32 \[0\], the checkpoint has float32 \[3\]"):
+            restore(save({"x": torch.ones(3)}), {"x": torch.zeros(0)})
 
 
 class TestTorch:

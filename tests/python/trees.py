@@ -45,9 +45,9 @@ def in_file(tensor):
     return of if size is None else Stored("U8", (*of.shape, size) if size > 1 else of.shape)
 
 
-def empty(of, kind):
+def empty(of, kind, device="cpu"):
     if kind == "torch":
-        return torch.full(of.shape, 99, dtype=getattr(torch, of.dtype))
+        return torch.full(of.shape, 99, dtype=getattr(torch, of.dtype), device=device)
     return numpy.full(of.shape, 99, dtype=of.dtype)
 
 

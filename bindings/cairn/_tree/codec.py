@@ -15,7 +15,7 @@ from .casts import Casts, convert, is_lossless
 from .optimizers import Beside, Fit, fit_text
 from .parameters import TreeModules, modules_in
 from .paths import MAX_DEPTH, kind_name, listed, noted, readable
-from .reader import MatchAll, Reader, kinds_in, scalar
+from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
@@ -161,12 +161,16 @@ def plan_restore(
         found = found.of_kind(kind)
         if isinstance(like, Beside):
             return beside(kind, name, found, like)
+        if is_lazy(like) and reader.may_reshape(name):
+            return made(kind, name, found, like.device)
         if writer.is_tensor(like):
             writer.node(like, name)  # Refuses what cannot be kept.
             is_array = numpy is not None and isinstance(like, numpy.ndarray)
             expected = describe(like)
             if expected != found and reader.fit is not None and not is_array:
                 return beside(kind, name, found, Beside(like))  # load_state_dict takes another one.
+            if expected.shape != found.shape and reader.may_reshape(name):
+                return made(kind, name, found, None if is_array else like.device)
             if is_array and not like.flags.writeable:
                 reader.differ.append(f"{readable(name)}: the tree has a read-only array: give one that can be written")
             take(name, like, expected, found, "numpy" if is_array else "torch")

@@ -74,6 +74,7 @@ class Reader:
         self._fit = fit
         self.fit: Fit | None = None  # Of the optimizer whose state is read.
         self.loads: list[tuple[str, Any, Any, Fit | None]] = []
+        self._holder: tuple[Any, str] | None = None  # The object whose state is read, and its path.
         self.remarks: list[str] = []
         self.only_stored: list[str] = []
         self.only_tree: list[str] = []
@@ -139,6 +140,29 @@ class Reader:
                 found = values.member_of(self._find(kind, name), member) if ":" in kind else None
                 return EnumName.of(kind, member) if found is None else found
         return self._scalar(node)
+
+    def may_reshape(self, name: str) -> bool:
+        """Whether what is read is of an object's state, and its load_state_dict may take a tensor of another shape than it
+        has now: a module's, only where it is not torch's own that copies the tensor."""
+        if self._holder is None:
+            return False
+        holder, path = self._holder
+        if self._module is None or not isinstance(holder, self._module):
+            return not hasattr(holder, "param_groups")
+        *inner, last = name[len(path) + 1 :].split(".")
+        for part in inner:
+            if not isinstance(holder, self._module):
+                return False
+            if part != "_orig_mod":
+                holder = getattr(_plain(holder), part, None)
+        holder = _plain(holder)
+        of = type(holder)
+        own_way = getattr(of, "_load_from_state_dict", None) is not self._module._load_from_state_dict
+        return (
+            last == "_extra_state"
+            or is_lazy(getattr(holder, last, None))
+            or (own_way and not of.__module__.startswith("torch.nn.modules."))
+        )
 
     def raise_differences(self, where: str, way_out: str) -> None:
         """InvalidArgument, with all of them. If partial, a name on one side only is none. `where` names the checkpoint,
@@ -216,8 +240,10 @@ class Reader:
             if strict and not is_plain(like):
                 self._differs(name, like, "a dict" if isinstance(node, dict) else f"a {node[0]}")
             theirs, strict = {}, False
-        elif strict and name and is_plain(like) and not kinds_in(node, ""):
-            strict = False  # Plain values on both sides: the checkpoint's as a whole. The root's names always count.
+        elif strict and name and (not theirs or (is_plain(like) and not kinds_in(node, ""))):
+            # A container without content is a placeholder; plain values on both sides are the checkpoint's as a whole. The
+            # root's names always count.
+            strict = False
         if strict:
             if self._partial and "param_groups" in parts.keys() & theirs.keys():
                 self._optimizer_states.add(join(name, "state"))
@@ -287,12 +313,15 @@ class Reader:
         if fit := self._fit(like, state, inner, name):
             self._optimizer(like, inner, fit)
             return like
+        outer, self._holder = self._holder, (like, name)
         self.loads.append((name, like, self.node(inner, state, name, False), None))
+        self._holder = outer
         if self._module and isinstance(like, self._module):
             given = Names()
-            Writer(given).node(state, name)
+            Writer(given).node({key: None if is_lazy(child) else child for key, child in state.items()}, name)
+            lazy = [join(name, part_of(key, name)) for key, child in state.items() if is_lazy(child)]
             saved = {uncompiled(path): path for path in kinds_in(inner, name)}
-            own = {uncompiled(path): path for path in given.tensors}
+            own = {uncompiled(path): path for path in (*given.tensors, *lazy)}
             if own and saved and own.keys().isdisjoint(saved):
                 self.nothing.append(name)
             self.only_stored += [readable(path) for plain, path in saved.items() if plain not in own]
@@ -309,6 +338,16 @@ class Reader:
             self.fit = None
         if len(self.differ) > before:
             self.unlike.append(readable(fit.path))
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether it is a parameter or buffer of a lazy module that has no shape yet."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.nn.parameter.is_lazy(value))
+
+
+def _plain(module: Any) -> Any:
+    return getattr(module, "_orig_mod", module)
 
 
 def _is_simple(children: Collection[Any]) -> bool:
