@@ -1,6 +1,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -245,6 +247,17 @@ Status Rename(IoQueue& queue, const std::string& temporary, const ExportOptions&
   return RunBlocking(queue, request).status();
 }
 
+// Removes what exports to this file have left that were killed: nobody holds the lock of their drafts.
+void RemoveAbandoned(const std::filesystem::path& folder, const std::string& prefix) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with(prefix) || name.size() != prefix.size() + MakeUuid().size()) continue;
+    const UniqueFd draft(::open(at->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (draft.valid() && ::flock(draft.get(), LOCK_EX | LOCK_NB) == 0) (void)::unlink(at->path().c_str());
+  }
+}
+
 // Writes to a temporary name first, so that `out` is complete or absent, even after a crash.
 Status WriteFile(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
                  const ExportOptions& options) {
@@ -252,12 +265,15 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading.parts().queue());
   const std::filesystem::path target(out);
   const std::string folder = target.has_parent_path() ? target.parent_path().string() : ".";
-  const std::string temporary = fmt::format("{}/.{}.{}", folder, target.filename().string(), MakeUuid());
+  const std::string prefix = fmt::format(".{}.", target.filename().string());
+  RemoveAbandoned(folder, prefix);
+  const std::string temporary = fmt::format("{}/{}{}", folder, prefix, MakeUuid());
   CAIRN_ASSIGN_OR_RETURN(
       const std::int64_t fd,
       RunBlocking(*queue, {.op = IoOp::kOpen, .path = temporary, .flags = O_WRONLY | O_CREAT | O_EXCL, .mode = 0666}));
   const auto write = [&]() -> Status {
     const UniqueFd file(static_cast<int>(fd));
+    (void)::flock(file.get(), LOCK_EX | LOCK_NB);  // Until this process ends, whatever ends it.
     CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, options, *queue, file.get(), temporary));
     CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get(), .name = temporary}).status());
     return Rename(*queue, temporary, options);

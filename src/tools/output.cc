@@ -16,7 +16,6 @@
 
 #include "base/human.h"
 #include "base/json_text.h"
-#include "base/utf8.h"
 #include "format/manifest.h"
 
 namespace cairn::tools {
@@ -24,19 +23,22 @@ namespace {
 
 using nlohmann::json;
 
-/// Whether a terminal may act on it: ASCII's control characters, and those that UTF-8 writes as C2 80 to C2 9F, and as
-/// one byte where it is no UTF-8.
-bool HasControl(std::string_view text) {
-  if (std::any_of(text.begin(), text.end(), IsControl) || !IsUtf8(text)) return true;
-  for (std::size_t at = text.find('\xc2'); at != std::string_view::npos; at = text.find('\xc2', at + 1)) {
-    if (static_cast<unsigned char>(text[at + 1]) < 0xa0) return true;
-  }
-  return false;
+/// Whether a terminal would only show it, in the order in which it stands: no control character, no change of the
+/// direction of writing, no space that has no width, and UTF-8.
+bool IsShown(std::string_view text) {
+  if (std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; })) return true;
+  // fmt escapes these two, and what a terminal does not show.
+  const auto escaped = static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return c == '"' || c == '\\'; }));
+  return fmt::formatted_size("{:?}", text) == text.size() + escaped + 2;
 }
 
 struct PrintValue {
   std::string operator()(std::nullptr_t) const { return "null"; }
-  std::string operator()(const Json& value) const { return IsJson(value.text) ? value.text : JsonLine(value.text); }
+  std::string operator()(const Json& value) const {
+    if (!IsJson(value.text)) return JsonLine(value.text);
+    return IsShown(value.text) ? value.text : JsonLine(json::parse(value.text));
+  }
   std::string operator()(const auto& value) const { return JsonLine(value); }
 };
 
@@ -61,7 +63,7 @@ std::string Count(std::uint64_t count, std::string_view noun) {
 }
 
 std::string Printable(std::string_view text) {
-  return HasControl(text) ? fmt::format("{:?}", text) : std::string(text);
+  return IsShown(text) ? std::string(text) : fmt::format("{:?}", text);
 }
 
 std::string DescribeType(const TensorInfo& tensor) {
@@ -113,7 +115,10 @@ void PrintJson(const json& value) {
   fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace));
 }
 
-std::string JsonLine(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string JsonLine(const json& value) {
+  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  return IsShown(text) ? text : value.dump(-1, ' ', true, json::error_handler_t::replace);
+}
 
 json ToJson(const CheckpointInfo& info) {
   json out{{"step", info.step}, {"path", info.path}, {"ok", info.status.ok()}, {"time", nullptr}};

@@ -22,9 +22,9 @@ torch.set_num_threads(1)
 TEXT = "abc cab bac"
 
 
-def a_gpt2() -> Any:
+def a_gpt2(**config: Any) -> Any:
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
+        transformers.GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, pad_token_id=0, **config)
     )
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import cairn
 import pytest
 from huggingface_trainer import At, a_gpt2, a_trainer, assert_same_weights, hf, losses, steps, torch, transformers
+from jobs import ENVIRONMENT
 
 # Against the stock Trainer
 
@@ -484,6 +490,43 @@ def test_an_export_writes_over_nothing_and_leaves_no_half(tmp_path: Path) -> Non
     with pytest.raises(cairn.InvalidArgument, match=re.escape("not written by cairn.huggingface")):
         hf.export(tmp_path / "other", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run", "theirs"]
+
+
+@pytest.mark.parametrize("tied", ["by the config, not in memory", "in memory, not by the config"])
+def test_an_export_has_each_weight_as_it_was_trained(
+    tmp_path: Path, tied: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = a_gpt2(tie_word_embeddings=tied.startswith("by"))
+    embedding = model.transformer.wte.weight
+    model.lm_head.weight = torch.nn.Parameter(embedding.detach() + 1) if tied.startswith("by") else embedding
+    trainer = a_trainer(tmp_path, model=model)
+    trainer.train()
+    hf.export(tmp_path / "cairn", tmp_path / "out")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert_same_weights(loaded, trainer.model)
+    said = "lm_head.weight and transformer.wte.weight are tied by the model's config, but differ"
+    assert (said in caplog.text) == tied.startswith("by")
+
+
+def test_what_a_killed_export_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    a_trainer(tmp_path / "run").train()
+    code = f"""
+import cairn.huggingface as hf, os, signal, sys
+class Killed:
+    def save_pretrained(self, folder):
+        os.kill(os.getpid(), sys.argv[1] == "kill" and signal.SIGKILL or signal.SIGSTOP)
+hf.export({str(tmp_path / "run/cairn")!r}, {str(tmp_path / "out")!r}, processing_class=Killed())
+"""
+    killed = subprocess.run([sys.executable, "-c", code, "kill"], check=False, env=ENVIRONMENT)
+    assert killed.returncode == -signal.SIGKILL
+    stopped = subprocess.Popen([sys.executable, "-c", code, "stop"], env=ENVIRONMENT)
+    os.waitpid(stopped.pid, os.WUNTRACED)
+    for left in (1, 0):
+        hf.export(tmp_path / "run/cairn", tmp_path / "out")
+        assert len([path for path in tmp_path.iterdir() if path.name.startswith(".out.")]) == left
+        shutil.rmtree(tmp_path / "out")
+        stopped.kill()
+        stopped.wait()
 
 
 # Drift

@@ -208,11 +208,14 @@ TEST_F(ManyRanksTest, AFullOutputIsAnError) {
   }
 }
 
-TEST_F(ManyRanksTest, ErrorsEscapeControlCharacters) {
-  const Ran ran = Run({"show", directory_ / "x\x1b[31m"});
+TEST_F(ManyRanksTest, ErrorsEscapeWhatATerminalActsOn) {
+  for (const std::string letter : {"\x1b", "\xc2\x9b", "\u202e", "\u2066", "\u200b", "\xff"}) {
+    const Ran ran = Run({"show", directory_ / ("x" + letter + "[31m")});
 
-  EXPECT_EQ(ran.code, 2);
-  EXPECT_THAT(ran.err, Not(HasSubstr("\x1b")));
+    EXPECT_EQ(ran.code, 2);
+    EXPECT_THAT(ran.err, Not(HasSubstr(letter)));
+  }
+  EXPECT_THAT(Run({"show", directory_ / "\u00e9 \u4e2d \"\\"}).err, HasSubstr("\u00e9 \u4e2d \"\\"));
 }
 
 }  // namespace

@@ -64,6 +64,7 @@ TEST_F(StepsTest, LsAndShowSendATerminalNothingToActOn) {
                           .shards = {{.tensors = {bias_},
                                       .values = {{"metrics", Json{R"({"tree":{"loss":1,"x":)" + text + "}}"}},
                                                  {"c1", Json{"[\"\xc2\x9b\"]"}},
+                                                 {"turned", Json{"\"\u202e\""}},
                                                  {"line", Json{"[1,\n2]"}},
                                                  {"plain", std::string("\xc2\xb5m")}}}}});
 
@@ -72,8 +73,8 @@ TEST_F(StepsTest, LsAndShowSendATerminalNothingToActOn) {
 
   EXPECT_THAT(list.out, HasSubstr("  loss=1\n")) << list.err;
   EXPECT_EQ(Run({"ls", root_, "--json"}).parsed()[2]["metrics"], (json{{"loss", 1}}));
-  EXPECT_THAT(shown.out, AllOf(HasSubstr(R"(c1 = "[\"\x9b\"]")"), HasSubstr(R"(line = "[1,\n2]")"),
-                               HasSubstr("plain = \"\xc2\xb5m\""), Not(HasSubstr("\x1b"))))
+  EXPECT_THAT(shown.out, AllOf(HasSubstr(R"(c1 = ["\u009b"])"), HasSubstr("line = [1,2]\n"),
+                               HasSubstr("plain = \"\xc2\xb5m\""), Not(HasSubstr("\x1b")), Not(HasSubstr("\u202e"))))
       << shown.err;
 }
 

@@ -1,10 +1,14 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/unique_fd.h"
+#include "base/uuid.h"
 #include "io/io_queue.h"
 #include "store/root.h"
 #include "tools/tools_fixture.h"
@@ -120,6 +124,22 @@ TEST_F(ToolsTest, ExportReplacesAFileOnlyWithForce) {
   EXPECT_EQ(kept, "mine");
   EXPECT_EQ(forced.code, 0) << forced.err;
   EXPECT_EQ(Run({"show", out}).code, 0);
+}
+
+TEST_F(ToolsTest, ExportRemovesWhatKilledExportsHaveLeft) {
+  const std::string hidden = directory_ / ".out.safetensors.";
+  const std::string left = hidden + MakeUuid();
+  const std::string under_way = hidden + MakeUuid();
+  const std::string other = hidden + "mine";
+  for (const std::string& path : {left, under_way, other}) WriteWholeFile(path, "draft");
+  const UniqueFd held(::open(under_way.c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
+
+  ASSERT_EQ(Run({"export", root_, "--out", directory_ / "out.safetensors"}).code, 0);
+
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_TRUE(std::filesystem::exists(under_way));
+  EXPECT_TRUE(std::filesystem::exists(other));
 }
 
 TEST_F(ToolsTest, ExportKeepsALinkThatLeadsNowhere) {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
+import logging
 import os
 import shutil
 import tempfile
@@ -20,6 +23,9 @@ from .._ranks.replicas import tree_text
 from .._tree.codec import Stored
 from . import sharded
 from .contents import FORMAT, RANK, TRAINER
+
+_log = logging.getLogger("cairn")
+_DRAFT = ".export"  # Ends the hidden folder in which an export is made.
 
 
 def reader(root: str | os.PathLike[str]) -> Checkpointer:
@@ -88,7 +94,8 @@ def export(
     """Writes a checkpoint (None: the newest) as a folder that AutoModel.from_pretrained reads.
 
     It writes config.json, generation_config.json and model.safetensors (large ones in shards) as save_pretrained of the
-    model's class does: tied weights once, under the expected name. With a `processing_class` (for example a tokenizer)
+    model's class does: tied weights once, under the expected name; those that the config ties, but that differ, both, with a
+    warning. With a `processing_class` (for example a tokenizer)
     it writes its files too. `model`, of the same class and config, is needed only if its class is not in transformers;
     its weights are not used. The folder appears whole or not at all. AlreadyExists if the folder is not empty. May run
     while training goes on.
@@ -99,13 +106,14 @@ def export(
     with reader(root) as checkpointer:
         trainer, weights = read_model(checkpointer, step)
     target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    _remove_abandoned(target)
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_DRAFT, dir=target.parent))
+    held = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        fcntl.flock(held, fcntl.LOCK_EX)  # Until this process ends, whatever ends it.
         made.chmod(0o755)  # mkdtemp gives access only to the owner.
         empty = _skeleton(trainer, weights, made) if model is None else model
-        for name, holder in (getattr(empty, "all_tied_weights_keys", None) or {}).items():
-            if holder in weights:
-                weights[name] = weights[holder]  # FSDP2 had two of them.
+        _tie(empty, weights, os.fspath(root))
         empty.save_pretrained(made, state_dict=weights)
         if processing_class is not None:
             processing_class.save_pretrained(made)
@@ -113,6 +121,46 @@ def export(
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+    finally:
+        os.close(held)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Removes what exports to this folder have left that were killed."""
+    for found in target.parent.glob(f".{glob.escape(target.name)}.*{_DRAFT}"):
+        try:
+            folder = os.open(found, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(found, ignore_errors=True)
+        except OSError:
+            continue  # Its export goes on.
+        finally:
+            os.close(folder)
+
+
+def _tie(model: Any, weights: dict[str, Any], where: str) -> None:
+    """Makes one of two weights that the config ties, if they are equal (of FSDP2 there are two) or one is missing; and two
+    of one that it does not, because save_pretrained writes one of them only, and from_pretrained would not tie them."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    first: dict[int, str] = {}
+    for name, weight in weights.items():
+        one = first.setdefault(weight.data_ptr(), name) if weight.numel() else name
+        if one != name and tied.get(name) != one and tied.get(one) != name:
+            weights[name] = weight.clone()
+    for name, holder in tied.items():
+        if holder not in weights:
+            continue
+        if name in weights and not torch.equal(weights[name], weights[holder]):
+            _log.warning(
+                "%s: %s and %s are tied by the model's config, but differ: both are exported as they are. from_pretrained "
+                "may tie them: set tie_word_embeddings=False in config.json",
+                where, name, holder,
+            )  # fmt: skip
+        else:
+            weights[name] = weights[holder]
 
 
 def _skeleton(trainer: dict[str, Any], weights: dict[str, Any], folder: Path) -> Any:
