@@ -3,7 +3,9 @@ as FSDP1 does), and whoever reads the tensor then reads beyond its end, torch to
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from ._errors import InvalidArgument
@@ -36,3 +38,18 @@ def cloned(tensor: Any) -> Any:
     if type(local) in (torch.Tensor, torch.nn.Parameter) and local.layout == torch.strided and shortage(local):
         return tensor.detach()
     return tensor.detach().clone()
+
+
+def note_writes(targets: Iterable[Any]) -> None:
+    """Tells torch that these tensors are about to be written, as an operation of its own would: by their version counters
+    a save in flight of any Checkpointer knows that it reads them too early, and autograd that it has kept other values."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    tensors = [target for target in targets if isinstance(target, torch.Tensor)]
+    try:
+        torch._C._increment_version(tensors)
+    except (RuntimeError, TypeError):  # Older torch takes one tensor, and none of inference mode.
+        for tensor in tensors:
+            with contextlib.suppress(RuntimeError):
+                torch._C._increment_version(tensor)

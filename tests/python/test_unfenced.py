@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import cairn
@@ -147,6 +148,42 @@ def test_through_dcp(make: Make) -> None:
     with pytest.raises(BaseException, match=f'tensor "w" {CURE}'):  # CheckpointException is no Exception.
         getattr(answer, "upload_completion", answer).result()
     assert checkpointer.steps() == []
+
+
+def a_restore(folder: Path, tree: Any) -> Callable[[], object]:
+    with cairn.Checkpointer(folder, host_memory="32MiB") as other:
+        other.save(1, tree).wait()
+    return lambda: cairn.Checkpointer(folder, read_only=True, host_memory="32MiB").restore(tree)
+
+
+def a_dcp_load(folder: Path, tree: Any) -> Callable[[], object]:
+    dcp = pytest.importorskip("cairn.dcp", exc_type=ImportError)
+    dcp.save(tree, checkpoint_id=folder / "1", no_dist=True)
+    return lambda: dcp.load(tree, checkpoint_id=folder / "1", no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("reading", [a_restore, a_dcp_load])
+def test_what_is_read_from_elsewhere_into_a_tensor_is_such_a_write(make: Make, tmp_path: Path, reading: Any) -> None:
+    tree = {"w": torch.zeros(ELEMENTS)}
+    read = reading(tmp_path / "elsewhere", tree)
+    checkpointer = make(when_full="skip")
+
+    save = start(checkpointer, 1, tree)
+    read()
+
+    expect_torn(checkpointer, save, "w")
+
+
+def test_autograd_knows_what_a_restore_has_written(checkpointer: cairn.Checkpointer) -> None:
+    tree = {"w": torch.ones(3, requires_grad=True)}
+    checkpointer.save(1, tree).wait()
+    loss = tree["w"].exp().sum() + (tree["w"] * torch.ones(3, requires_grad=True)).sum()
+
+    checkpointer.restore(tree)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 # While another thread waits

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound, Unsupported
+from .._memory import note_writes
 from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
@@ -286,6 +287,7 @@ class StorageReader(storage.StorageReader):
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
+        note_writes(target for _, target in targets.items)
         page_cache = plan.storage_data.page_cache if isinstance(plan.storage_data, _About) else None
         self._checkpointer._reading.read_views(
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache

@@ -173,7 +173,7 @@ class Reading:
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
         """The plan, whose tensors have been read, and the errors of all ranks."""
 
-        def look() -> tuple[dict[str, Any], _tree.Plan, _core.TreeTensors, bool | None]:
+        def look() -> tuple[dict[str, Any], _tree.Plan, tree_tensors.TargetCollector, bool | None]:
             details = mine
             if late is not None:
                 raise late
@@ -192,7 +192,7 @@ class Reading:
             for name, tensor in plan.tensors.items():
                 targets.add(name, tensor)
             targets.check_shared(plan.converted, view.tied, details["path"])
-            return details, plan, targets.core, self._page_cache(view, plan.tensors)
+            return details, plan, targets, self._page_cache(view, plan.tensors)
 
         found, errors = self._ranks.outcomes("choice found", look)
         if found is None or errors:
@@ -200,7 +200,8 @@ class Reading:
         details, plan, targets, page_cache = found
 
         def read() -> None:
-            _expect_same(details, self._read_targets(details, targets, True, folder, progress, page_cache))
+            targets.note_writes(plan.tensors.values())
+            _expect_same(details, self._read_targets(details, targets.core, True, folder, progress, page_cache))
             plan.convert()
 
         return plan, self._ranks.outcomes("restore", read)[1]

@@ -6,8 +6,9 @@ Neither module is imported here: a caller that has a tensor has imported its mod
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, _memory
@@ -122,9 +123,17 @@ class TargetCollector:
     def __init__(self, saved: Mapping[str, Stored]) -> None:
         self.core = _core.TreeTensors(_reader())
         self._saved = saved.core if isinstance(saved, StoredTensors) else None
+        self._matched: list[list[Any]] = []
 
     def match_all(self, keys: list[Any], nodes: list[Any], like: dict[Any, Any], name: str) -> list[Any] | None:
-        return None if self._saved is None else self.core.match_all(keys, nodes, like, name, self._saved)
+        if self._saved is None or (found := self.core.match_all(keys, nodes, like, name, self._saved)) is None:
+            return None
+        self._matched.append(found)
+        return found
+
+    def note_writes(self, others: Iterable[Any]) -> None:
+        """Once all is checked, before the first byte is written: see _memory. `others` are not what match_all took."""
+        _memory.note_writes(chain(others, *self._matched))
 
     def add(self, name: str, tensor: Any) -> None:
         """InvalidArgument if it cannot be restored into in place."""
