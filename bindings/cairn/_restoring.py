@@ -42,7 +42,8 @@ class Restoring(Engine):
         lists, if tree and checkpoint differ. After Corrupt the tensors' contents are unspecified.
 
         `fall_back` permits an older checkpoint if the one that is read turns out to be Corrupt, and logs which one was
-        passed over and why. Only what the tree needs is read and verified; `verify` reads everything.
+        passed over and why. Only what the tree needs is read and verified; `verify` reads everything. InvalidArgument, with
+        strict=False, if the older one lacks a tensor into which a part of the damaged one was read.
 
         A torch optimizer must have the saved class, groups, parameters and shapes, and no state that the checkpoint lacks.
         Its state follows the parameters' names where both sides have them: param_names, or those of their module, if it is

@@ -159,6 +159,23 @@ c.restore(target, fall_back=True)
     assert world.all("float(target['mine'].abs().sum())") == [0] * RANKS
 
 
+def test_no_part_of_a_damaged_checkpoint_stays_beside_an_older_one(worlds: Worlds, root: Path) -> None:
+    """With strict=False what the older one lacks stays as it is in the tree: it must not be the damaged one's."""
+    world = worlds(2, "")
+    world.all("tensor = lambda value: torch.full((100_000,), float(value))")
+    assert world.all("c.save(1, {'w': tensor(1)}).result()") == [1] * 2
+    assert world.all("c.save(2, {'new': tensor(2), 'w': tensor(2)}).result()") == [2] * 2
+    flip(shard_of(root, 2, 1))  # Of w, when all before it was read.
+
+    for answer in world.answers("c.restore({'new': tensor(0), 'w': tensor(0)}, fall_back=True, strict=False)"):
+        assert answer.get("error") == "InvalidArgument", answer
+        assert f"step-{1:020} lacks new, into which a part of a damaged checkpoint was read" in answer["message"]
+        assert f"step-{2:020}. The tree would have values of both" in answer["message"]
+    # What the older one has too, and what no checkpoint has, is as ever.
+    world.all("found = c.restore({'w': tensor(0), 'more': tensor(3)}, fall_back=True, strict=False)")
+    assert world.all("[found[key].unique().tolist() for key in ('w', 'more')]") == [[[1.0], [3.0]]] * 2
+
+
 def test_a_rank_that_dies_in_mid_read_is_missed_within_the_deadline(worlds: Worlds, root: Path) -> None:
     timeout = 4.0
     world = saved(worlds, 1, 2, timeout=timeout)

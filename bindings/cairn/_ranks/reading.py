@@ -26,6 +26,7 @@ from typing import Any
 from .. import _core, _in_flight, _tree
 from .._errors import Corrupt, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound
 from .._tree import tensors as tree_tensors
+from .._tree.paths import listed, readable
 from .._tree.tensors import LazyTensor
 from . import replicas
 from .agreement import Ranks
@@ -95,6 +96,8 @@ class Reading:
         again = Again(_PATIENCE if self._ranks.world == 1 else 2 * self._ranks.timeout)
         unseen = LateChoice(self._ranks.rank, self._ranks.timeout)
         late: DeadlineExceeded | None = None
+        # The tree's tensors into which damaged checkpoints were read, each with one's path.
+        overwritten: dict[str, str] = {}
         try:
             self.wait_for_saves(step, folder)
         except DeadlineExceeded as waited:
@@ -105,7 +108,7 @@ class Reading:
                 chosen, mine = self._choose_together(step, folder, passed_over, holds, late, wait)
                 asked = _asked(step, folder, fall_back)
                 plan, errors = self._restore_chosen(
-                    chosen, mine, asked, folder, tree, planned, progress, holds, late, unseen
+                    chosen, mine, asked, folder, tree, planned, progress, holds, late, unseen, overwritten
                 )
             if plan is not None and not errors:
                 if not strict and plan.one_sided:
@@ -121,6 +124,8 @@ class Reading:
                     self._who(rank) if rank == self._ranks.rank else ""
                 )  # Another rank's error begins with its number.
                 passed_over.add(f"{chosen['path']}: {who}{error}", error, chosen["attempt"])
+                if plan is not None:
+                    overwritten |= dict.fromkeys(plan.in_place, chosen["path"])
             elif gone is None:
                 del errors  # Their tracebacks would keep the tree alive.
                 raise error
@@ -170,6 +175,7 @@ class Reading:
         holds: contextlib.ExitStack,
         late: DeadlineExceeded | None,
         unseen: LateChoice,
+        overwritten: Mapping[str, str],
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
         """The plan, whose tensors have been read, and the errors of all ranks."""
 
@@ -189,6 +195,7 @@ class Reading:
             view = self._own_view(details, tree)
             targets = tree_tensors.TargetCollector(view.saved)
             plan = planned(view.text, view.saved, match_all=targets.match_all, where=details["path"])
+            _refuse_mixture(overwritten, plan, details["path"])
             for name, tensor in plan.tensors.items():
                 targets.add(name, tensor)
             targets.check_shared(plan.converted, view.tied, details["path"])
@@ -366,6 +373,16 @@ class Reading:
         own = details["world"] == self._ranks.world
         which = None if folder else details["step"]
         return self._core.restore(which, folder, targets, streams, resume, own, page_cache, progress)
+
+
+def _refuse_mixture(overwritten: Mapping[str, str], plan: _tree.Plan, path: str) -> None:
+    """InvalidArgument if a part of a damaged checkpoint would stay in the tree beside what an older one, at `path`, has."""
+    stays = [name for name in overwritten if name not in plan.tensors]
+    if stays:
+        raise InvalidArgument(
+            f"{path} lacks {listed([*map(readable, stays)])}, into which a part of a damaged checkpoint was read: "
+            f"{overwritten[stays[0]]}. The tree would have values of both: restore {path} into a new tree"
+        )
 
 
 def _asked(step: int | None, folder: str, fall_back: bool) -> str:

@@ -50,11 +50,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a checkpoint's tensors go: name -> the caller's tensor (in place) or a new one. `one_sided` says which names
+    """Where a checkpoint's tensors go: name -> the caller's tensor (`in_place`) or a new one. `one_sided` says which names
     only the checkpoint or only the tree has, `remarks` what else of it should be said. `converted`: the caller's tensors
     of other dtypes, by name. Their new tensors in `tensors` have the checkpoint's, until `convert`."""
 
     tensors: dict[str, Any]
+    in_place: set[str]
     one_sided: list[str]
     remarks: list[str]
     converted: dict[str, Any]
@@ -135,6 +136,7 @@ def plan_restore(
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     writer = Writer(Names())
     tensors: dict[str, Any] = {}
+    in_place: set[str] = set()
     converted: dict[str, Any] = {}
     casts = Casts(cast)
 
@@ -174,6 +176,7 @@ def plan_restore(
             if is_array and not like.flags.writeable:
                 reader.differ.append(f"{readable(name)}: the tree has a read-only array: give one that can be written")
             take(name, like, expected, found, "numpy" if is_array else "torch")
+            in_place.add(name)
             return like
         elif is_foreign(like):
             # It may be immutable, so its values come back in a new numpy array.
@@ -213,7 +216,10 @@ def plan_restore(
     reader.raise_differences(where, casts.way_out())
     if partial:
         _refuse_nothing(tree, tensors, reader, where)
-    return Plan(tensors, reader.one_sided(), reader.remarks, converted, casts, result, reader.loads, partial)
+    in_place -= converted.keys()
+    return Plan(
+        tensors, in_place, reader.one_sided(), reader.remarks, converted, casts, result, reader.loads, partial
+    )
 
 
 def _refuse_nothing(tree: Any, tensors: Mapping[str, Any], reader: Reader, where: str) -> None:
