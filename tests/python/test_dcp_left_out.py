@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import cairn
 import pytest
 import torch
 from dcp_worlds import Worlds, worlds
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 cairn_dcp = pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs.
@@ -17,11 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 __all__ = ["worlds"]  # A fixture.
 
 
-def job(seed: int, steps: int = 0, frozen: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def job(seed: int, steps: int = 0, frozen: bool = False, kind: Any = torch.optim.AdamW) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
     model[0].requires_grad_(not frozen)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer = kind(model.parameters(), lr=0.1)
     for _ in range(steps):
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
@@ -122,6 +124,41 @@ def test_numbers_of_an_optimizer_that_mean_other_parameters_are_an_error(path: P
                 load(path, state, strict=strict)
             assert said in str(refused.value)
     load(path, made(names))
+
+
+@pytest.mark.parametrize("form", [nested, flat, bare])
+def test_the_state_of_another_class_is_an_error_though_it_is_alike(
+    path: Path, form: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam)
+    for saved in kinds:
+        save(path, {"optim": form(*job(0, steps=2, kind=saved))})
+        for other in kinds:
+            into = {"optim": form(*job(1, steps=1, kind=other))}
+            if other is saved:
+                load(path, into)
+                continue
+            before = repr(into)
+            with pytest.raises(cairn.InvalidArgument) as refused:
+                load(path, into)
+            assert repr(into) == before
+            assert re.search(r"optim\..*(amsgrad|decoupled_weight_decay)", str(refused.value))
+            if torch.optim.RAdam not in (saved, other):
+                assert "the state of another optimizer class" in str(refused.value)
+                caplog.clear()
+                load(path, into, strict=False)
+                assert [text.partition(":")[0] for _, text in told(caplog)] == ["the state of another optimizer class"]
+
+
+def test_a_value_that_would_take_a_tensors_place_is_an_error(path: Path) -> None:
+    """The tensor would stay as it is, though the load succeeds."""
+    save(path, {"m": {"count": 3, "w": torch.ones(2)}})
+    into = {"m": {"count": torch.zeros(()), "w": torch.zeros(2)}}
+    for planner in (None, DefaultLoadPlanner()):
+        with pytest.raises(BaseException, match=r'"m\.count": the state to load into has a tensor'):
+            load(path, into, planner=planner)
+        assert not into["m"]["w"].any()
+    assert load(path, {"m": {"count": None}}, strict=False) == {"m": {"count": 3}}
 
 
 def test_a_model_alone_is_loaded_and_the_rest_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -152,6 +152,17 @@ def test_another_class(name: str) -> None:
             refused(nameless(saved), {"o": make(network().parameters())})
 
 
+def test_a_state_dict_of_another_class() -> None:
+    """Nobody knows the class. What is alike but for its options goes on as another class."""
+    dicts = {kind: trained(kind)[1].state_dict() for kind in (optim.Adam, optim.AdamW, optim.RAdam)}
+    for kind, saved in dicts.items():
+        for other, into in dicts.items():
+            if other is not kind:
+                said = refused(save({"o": saved}), {"o": into})
+                assert re.search("o/param_groups/0/(amsgrad|decoupled_weight_decay): the tree has ", said)
+                assert "the state of another optimizer class" in said
+
+
 def test_state_of_another_shape() -> None:
     for name, make in ALL.items():
         if name in ("Adafactor", "LBFGS", "SGD", "Muon"):

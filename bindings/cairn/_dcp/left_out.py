@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from .._errors import InvalidArgument, counted
+from .._tree.optimizer_states import MARKS
 
 _log = logging.getLogger("cairn")
 # Of torch's optimizers, nested ("optim.state.0.exp_avg") or flat ("state.layer.weight.exp_avg"). What stands before is the
@@ -39,6 +40,9 @@ def tell_left_out(
                 "state_dict does, and freeze parameters after it; or leave it out with strict=False"
             )
         _log.warning("%s: left out", told)
+    marks = [fqn for fqn in only if fqn.rpartition(".")[2] in MARKS and optimizers & _places(_GROUPS, [fqn])]
+    if marks and not state:
+        tell_other_class(where, [f'only the checkpoint has "{fqn}"' for fqn in marks], strict)
     tops = {paths[fqn][0] for fqn in loaded if fqn in paths}
     rest = sorted({*only}.difference(state))
     beside = [fqn for fqn in rest if len(paths[fqn]) > 1 and paths[fqn][0] in tops]
@@ -52,6 +56,17 @@ def tell_left_out(
                 counted(len(names), "name"),
                 _some(names),
             )
+
+
+def tell_other_class(where: str, unlike: list[str], strict: bool) -> None:
+    """InvalidArgument, or if not `strict` a warning, for state of an optimizer of another class."""
+    told = f"{where}: the state of another optimizer class: {_some(unlike)}"
+    if strict:
+        raise InvalidArgument(
+            f"{told}. Leave the optimizer out of the state to load into, or load with strict=False: it goes on as the "
+            "options of the checkpoint say"
+        )
+    _log.warning("%s", told)
 
 
 def _places(of: re.Pattern[str], names: Iterable[str]) -> set[str]:

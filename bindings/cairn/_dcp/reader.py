@@ -34,10 +34,10 @@ from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .items import StoredItems, is_step, parse_step, part_of, read_items
-from .left_out import tell_left_out
+from .left_out import tell_left_out, tell_other_class
 from .plain_values import BELOW
 from .planners import LoadPlanner
-from .targets import Targets, check_numbers
+from .targets import Targets, check_kinds, check_numbers, unlike_classes
 from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
@@ -238,9 +238,14 @@ class StorageReader(storage.StorageReader):
         """Into what a plan reads. InvalidArgument if it must not. Changes nothing."""
         assert self._stored is not None
         items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
-        values = (item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO)
-        check_numbers(self._stored, values, getattr(planner, "state_dict", None) or {}, self._details["path"])
-        targets = Targets(self._stored, items, planner, self._cast, self._details["path"])
+        values = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        flat, where = getattr(planner, "state_dict", None) or {}, self._details["path"]
+        check_kinds(values, flat, where)
+        check_numbers(self._stored, values, flat, where)
+        unlike_class = unlike_classes(self._stored, values, flat)
+        if unlike_class and self._strict:
+            tell_other_class(where, unlike_class, True)
+        targets = Targets(self._stored, items, planner, self._cast, where, unlike_class)
         if unlike := self._first_unlike(targets, [pair for pair in targets.tied if not targets.is_tied(pair)]):
             targets.raise_shared(unlike)
         return targets
@@ -293,6 +298,8 @@ class StorageReader(storage.StorageReader):
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
         )
         targets.casts.log(self._details["path"])
+        if targets.unlike_class:
+            tell_other_class(self._details["path"], targets.unlike_class, False)
         for item, target, temporary in landed:
             if temporary is not None:
                 target.copy_(temporary)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
 from .. import _core
 from .._errors import InvalidArgument, counted
 from .._memory import check as check_memory
 from .._tree.casts import Casts
+from .._tree.optimizer_states import DECIDING
 from .._tree.paths import uncompiled
 from .._tree.tensors import dtype_name, memory_view
 from .items import Chunk, StoredItems
@@ -19,11 +21,20 @@ from .items import Chunk, StoredItems
 class Targets:
     """The tensors of a plan's items, and how they differ from the checkpoint's.
 
-    `casts` are to other dtypes. `tied`: pairs of items with one target; the second need not be read if the checkpoint has
+    `casts` are to other dtypes. `unlike_class`: see `unlike_classes`. `tied`: pairs of items with one target; the second need not be read if the checkpoint has
     the same for both, which it surely has if `is_tied`.
     """
 
-    def __init__(self, stored: StoredItems, items: list[ReadItem], planner: Any, allow_loss: bool, where: str) -> None:
+    def __init__(
+        self,
+        stored: StoredItems,
+        items: list[ReadItem],
+        planner: Any,
+        allow_loss: bool,
+        where: str,
+        unlike_class: list[str],
+    ) -> None:
+        self.unlike_class = unlike_class
         self.items = [(item, planner.resolve_tensor(item).detach()) for item in items]
         self.casts = Casts(allow_loss)
         self._where = where
@@ -59,6 +70,31 @@ class Targets:
     def _region(self, number: int) -> tuple[Any, ...]:
         item = self.items[number][0]
         return self._chunks[number].place, tuple(item.storage_offsets), tuple(item.lengths)
+
+
+def check_kinds(fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> None:
+    """InvalidArgument if one of these values of the checkpoint would take a tensor's place: the tensor would stay as it is."""
+    tensors = [fqn for fqn in fqns if isinstance(flat.get(fqn), torch.Tensor)]
+    if tensors:
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        raise InvalidArgument(
+            f'{where}: "{tensors[0]}"{more}: the state to load into has a tensor, the checkpoint has a plain value: put '
+            "None in its place to get the value"
+        )
+
+
+def unlike_classes(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any]) -> list[str]:
+    """Which options of optimizers' groups show that the checkpoint has the state of another class. `fqns` and `flat` as in
+    `check_numbers`."""
+    unlike = []
+    for fqn in fqns:
+        option = fqn.rpartition(".")[2]
+        if option not in DECIDING or "param_groups." not in fqn:
+            continue
+        given, saved = flat.get(fqn), stored.values.get(fqn)
+        if isinstance(given, bool) and isinstance(saved, bool) and given != saved:
+            unlike.append(f'"{fqn}" is {given} in the state to load into, {saved} in the checkpoint')
+    return unlike
 
 
 def check_numbers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> None:

@@ -35,6 +35,8 @@ CLASSES: dict[str, tuple[str, dict[str, str | None]]] = {
     "SparseAdam": ("betas", {**_ADAM}),
 }
 MARKS = {mark for mark, _ in CLASSES.values()}
+# What makes another class of one that has the same state, and what decides which state there is.
+DECIDING = {"amsgrad", "centered", "decoupled_weight_decay"}
 WITHOUT_DIMENSIONS = {"step", "eta", "mu", "mu_product"}
 
 
@@ -50,6 +52,14 @@ def names_of(kind: type) -> set[str]:
         if base.__module__.startswith("torch."):
             break
     return names
+
+
+def unlike_option(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """What shows that two groups, of an optimizer and of a saved one, are of different classes; None if nothing does."""
+    for option in sorted(DECIDING & mine.keys() & theirs.keys()):
+        if bool(mine[option]) != bool(theirs[option]):
+            return option
+    return min(MARKS & (mine.keys() ^ theirs.keys()), default=None)
 
 
 @dataclass

@@ -47,6 +47,7 @@ from .optimizer_states import (
     names_of,
     of_dict,
     of_text,
+    unlike_option,
 )
 from .paths import join, listed, part_of, readable
 
@@ -377,6 +378,11 @@ def unlike_numbers(state: Any, node: Any, path: str) -> list[str]:
     at = readable(join(path, "param_groups"))
     if [*map(len, own.numbers)] != [*map(len, saved.numbers)]:
         return [f"{at}: the tree has {own}, the checkpoint has {saved}"]
+    for i, (mine, theirs) in enumerate(zip(own.groups, saved.groups, strict=True)):
+        if option := unlike_option(mine, theirs):
+            at = readable(join(path, f"param_groups/{i}/{option}"))
+            had, has = (one.get(option, "none") for one in (theirs, mine))
+            return [f"{at}: the tree has {has}, the checkpoint has {had}: the state of another optimizer class"]
     pairs = zip(chain(*own.names or ()), chain(*saved.names or ()), strict=False)
     for i, (mine, theirs) in enumerate(pairs):
         if mine != theirs:
