@@ -152,7 +152,7 @@ class Accelerator(accelerate.Accelerator):
         return {
             "models": [self.unwrap_model(model) for model in self._models],
             "optimizers": [optimizer.optimizer for optimizer in self._optimizers],
-            "schedulers": [*self._schedulers],
+            "schedulers": [getattr(one, "scheduler", one) for one in self._schedulers],
             "scaler": self.scaler,
             "registered": [*self._custom_objects],
             "dataloaders": [_loader_state(loader) for loader in self._dataloaders],

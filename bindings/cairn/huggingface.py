@@ -76,6 +76,7 @@ from ._rng import RngState
 from ._tree.casts import allows_loss
 from ._tree.optimizer_loads import Known, fit_state, load_checked
 from ._tree.optimizer_states import names_of
+from ._tree.schedulers import classes_of, warn_of_unlike
 from ._tree.tensors import dtype_name
 
 OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"
@@ -257,6 +258,7 @@ class TrainerMixin(_Base):
             "known": vars(Known.of(self.optimizer, model)),
             "class": type(model).__name__.removeprefix("FSDP"),  # As fully_shard calls it.
             "scheduler": self.lr_scheduler.state_dict(),
+            "scheduler_classes": classes_of(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)),
             "scaler": scaler.state_dict() if (scaler := getattr(self.accelerator, "scaler", None)) else None,
             "config": config_text(getattr(model, "config", None)),
             "generation_config": config_text(getattr(model, "generation_config", None)),
@@ -293,7 +295,7 @@ class TrainerMixin(_Base):
         trainer = restored[TRAINER]
         load_weights(model, {name: restored[name] for name in weights}, partial)
         run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}
-        run.restored["last_logged"] = trainer["last_logged"]
+        run.restored |= {key: trainer.get(key) for key in ("last_logged", "scheduler_classes")}
         self._resume_state(run, trainer)
 
     def _fitting(self, run: Run, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -340,6 +342,8 @@ class TrainerMixin(_Base):
         if not run.sharded:
             state = run.take("optimizer")
             load_checked(self.optimizer, state, self._fit(run, state, run.folder))
+        if classes := run.restored.get("scheduler_classes"):
+            warn_of_unlike(run.folder, [getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)], [classes])
         self.lr_scheduler.load_state_dict(run.take("scheduler"))
 
     def _load_scaler(self, checkpoint: str | None) -> None:

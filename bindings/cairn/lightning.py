@@ -35,6 +35,7 @@ from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
 from ._lightning.values import check_into
 from ._rng import RngState
 from ._tree.optimizer_loads import Known
+from ._tree.schedulers import classes_of
 
 __all__ = [
     "Callback",
@@ -173,7 +174,8 @@ class Callback(_Callback):
             torch.distributed.all_gather_object(ranks, state)
         optimizers = getattr(self._trainer, "optimizers", ())
         known = [vars(Known.of(one, self._trainer.lightning_module)) for one in optimizers]
-        return {"rng": ranks, "optimizers": known}
+        schedulers = [classes_of(one.scheduler) for one in getattr(self._trainer, "lr_scheduler_configs", ())]
+        return {"rng": ranks, "optimizers": known, "schedulers": schedulers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rng = state_dict

@@ -198,6 +198,13 @@ def test_a_model_and_optimizer_unlike_the_checkpoints_are_refused_unless_allowed
     run.accelerator.backward(run.model(X.bfloat16()).float().square().mean())
     run.optimizer.step()
 
+    rated = Run(seed=2)
+    rated.accelerator._schedulers[0].scheduler = torch.optim.lr_scheduler.ExponentialLR(rated.optimizer.optimizer, 0.9)
+    with pytest.raises(
+        cairn.InvalidArgument, match="schedulers/0: the tree has ExponentialLR, the checkpoint has the state"
+    ):
+        rated.accelerator.load_state(path)
+
     more = Run(seed=2)
     more.accelerator.register_for_checkpointing(Counter())
     with pytest.raises(cairn.InvalidArgument, match=r"(?s)only in the given tree: registered/1.*strict=False"):

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 __all__ = ["worlds"]  # A fixture.
 
 
-def job(seed: int, steps: int = 0, frozen: bool = False, kind: Any = torch.optim.AdamW) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def job(
+    seed: int, steps: int = 0, frozen: bool = False, kind: Any = torch.optim.AdamW
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
     model[0].requires_grad_(not frozen)

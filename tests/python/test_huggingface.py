@@ -203,10 +203,14 @@ def test_a_cast_that_loses_values_is_refused_unless_allowed(tmp_path: Path) -> N
         a_trainer(tmp_path / folder, model=model, max_steps=3, cast="allow").train(resume_from_checkpoint=True)
 
 
-def test_a_cast_that_keeps_every_value_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cast_that_keeps_every_value_and_another_scheduler_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     a_trainer(tmp_path, model=a_gpt2().bfloat16(), max_steps=2).train()
     caplog.set_level(logging.INFO, "cairn")
-    a_trainer(tmp_path, max_steps=3).train(resume_from_checkpoint=True)
+    other = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 2}
+    a_trainer(tmp_path, max_steps=3, **other).train(resume_from_checkpoint=True)
+    assert "the tree has ReduceLROnPlateau, the checkpoint has the state of LambdaLR" in caplog.text
     assert "to another dtype, none with a loss: transformer.wte.weight (BF16" in caplog.text
     assert "of its state to the parameters' dtype, none with a loss" in caplog.text
 

@@ -296,6 +296,31 @@ def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path, ours: boo
             fit(max_epochs=2, model=model, ckpt_path=tmp_path / "one.ckpt", ours=ours)
 
 
+def test_schedulers_unlike_the_checkpoints_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Lightning gives each the state of its place, and leaves out the rest."""
+
+    class Other(Model):
+        def __init__(self, *make: Any) -> None:
+            super().__init__()
+            self.make = make
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters())
+            return [optimizer], [make(optimizer) for make in self.make]
+
+    rates = torch.optim.lr_scheduler
+    fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Model())
+    for make, said in (
+        ([lambda o: rates.ExponentialLR(o, 0.9)], "the tree has ExponentialLR, the checkpoint has the state of StepLR"),
+        ([], "the module has 0 schedulers, the checkpoint has the state of 1"),
+        ([lambda o: rates.StepLR(o, 1)], ""),
+    ):
+        caplog.clear()
+        fit(max_epochs=2, model=Other(*make), ckpt_path=tmp_path / "one.ckpt", default_root_dir=tmp_path)
+        warned = [one.getMessage() for one in caplog.records if one.name == "cairn" and one.levelno == logging.WARNING]
+        assert len(warned) == bool(said) and said in "".join(warned)
+
+
 def test_an_optimizers_state_follows_the_parameters_names(tmp_path: Path) -> None:
     class Ordered(Model):
         def __init__(self, turned: bool = False) -> None:

@@ -6,6 +6,7 @@ import torch
 from cairn._errors import InvalidArgument
 from cairn._tree import build
 from flat import flatten
+from optimizer_jobs import in_part, older, refused
 from trees import Loader, Mode, restore, same, save
 
 
@@ -174,6 +175,46 @@ class TestTorch:
         restore(save({"s": scheduler}), {"s": other})
 
         assert same(flatten(scheduler).text, flatten(other).text)
+
+    def test_another_scheduler_is_refused(self):
+        """Each class takes each state, and goes on with a mixture."""
+        kinds = torch.optim.lr_scheduler
+
+        def steps(rate):
+            class Steps(kinds.StepLR):
+                pass
+
+            return Steps(rate, 3)
+
+        def one_after_the_other(last):
+            return lambda rate: kinds.SequentialLR(rate, [kinds.ConstantLR(rate), last(rate)], [2])
+
+        make = {
+            "StepLR": lambda rate: kinds.StepLR(rate, 3),
+            "Steps": steps,
+            "ExponentialLR": lambda rate: kinds.ExponentialLR(rate, 0.9),
+            "SequentialLR of ConstantLR, StepLR": one_after_the_other(lambda rate: kinds.StepLR(rate, 3)),
+            "SequentialLR of ConstantLR, ExponentialLR": one_after_the_other(lambda rate: kinds.ExponentialLR(rate, 0.9)),
+        }  # fmt: skip
+
+        def new(of, groups=1):
+            parameters = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(groups)]
+            return make[of](torch.optim.SGD(parameters, lr=0.1))
+
+        for of in make:
+            saved = save({"s": new(of)})
+            for other in make:
+                if other == of or (of, other) == ("StepLR", "Steps"):  # A subclass.
+                    restore(saved, {"s": new(other)})
+                else:
+                    said = f"s: the tree has {other}, the checkpoint has the state of {of}"
+                    assert f"{said}: leave it out of the tree" in refused(saved, {"s": new(other)})
+                    if of == "Steps" and other == "StepLR":  # Others may raise in torch's load_state_dict.
+                        assert said in in_part(saved, {"s": new(other)})
+        assert "s: the tree's is of 2 groups, the checkpoint's of 1" in refused(
+            save({"s": new("StepLR")}), {"s": new("StepLR", 2)}
+        )
+        restore(older(save({"s": new("StepLR")}), "schedulers"), {"s": new("ExponentialLR")})
 
     def test_an_object_becomes_its_state_dict_and_back(self):
         model, other, third = network(0), network(1), network(2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
@@ -140,3 +141,9 @@ def names_in(checkpointer: Checkpointer, folder: str = "", step: int | None = No
         return metadata
     finally:
         reader.reset()
+
+
+def plain_value(metadata: Metadata, name: str) -> Any:
+    """A value of the checkpoint of which `names_in` has told, with None for each of its tensors."""
+    reader: Any = metadata.storage_data
+    return reader._stored.value(name, defaultdict(type(None)))

@@ -215,8 +215,10 @@ class ShardedReader:
 
     def __init__(self, checkpointer: Checkpointer, folder: str, cast: str | None) -> None:
         self._checkpointer, self._folder, self._cast = checkpointer, folder, cast
-        paths = _direct().names_in(checkpointer, folder).planner_data.values()
-        self.parts = {str(path[0]) for path in paths}
+        metadata = _direct().names_in(checkpointer, folder)
+        self.parts = {str(path[0]) for path in metadata.planner_data.values()}
+        # Without its tensors.
+        self.rest: dict[str, Any] = _direct().plain_value(metadata, REST) if REST in self.parts else {}
 
     def load_into(self, state: dict[str, Any], strict: bool) -> None:
         _direct().load_into(self._checkpointer, state, folder=self._folder, strict=strict, cast=self._cast)

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgument, counted
+from .._protect import inner_optimizer
 from .._tree.optimizer_loads import Known, fit_state
+from .._tree.optimizer_states import names_of
+from .._tree.schedulers import warn_of_unlike
 from .checkpoint_io import CheckpointIO
 from .package import pl
 from .values import check_into
@@ -25,6 +28,29 @@ def check_what_loads() -> None:
     if not hasattr(kind.load_model_state_dict, "checks_cairn"):
         kind.load_model_state_dict = _checking(kind.load_model_state_dict, _check_module)
         kind.load_optimizer_state_dict = _checking(kind.load_optimizer_state_dict, _check_optimizers)
+
+
+def known_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Callback has kept; empty in an older checkpoint, or one that was saved after the fit."""
+    kept: dict[str, Any] = checkpoint.get("callbacks", {}).get(CALLBACK, {})
+    return kept
+
+
+def tell_schedulers(path: str, checkpoint: Mapping[str, Any], trainer: Any) -> None:
+    """Warns of schedulers that Lightning will give the state of others, or none."""
+    own = [one.scheduler for one in trainer.lr_scheduler_configs]
+    saved = known_of(checkpoint).get("schedulers") or [[] for _ in checkpoint.get("lr_schedulers", ())]
+    warn_of_unlike(path, own, saved)
+
+
+def check_classes(path: str, optimizers: list[Any], checkpoint: Mapping[str, Any]) -> None:
+    """InvalidArgument if a sharded state is that of another optimizer class."""
+    for own, saved in zip(optimizers, known_of(checkpoint).get("optimizers", ()), strict=False):
+        kind = type(inner_optimizer(own))
+        if saved["kind"] not in names_of(kind):
+            raise InvalidArgument(
+                f"{path}: the optimizer is {kind.__name__}, the checkpoint has the state of {saved['kind']}"
+            )
 
 
 def _checking(load: Any, check: Any) -> Any:
@@ -65,7 +91,8 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
             f"{io.read_from}: the module has {counted(len(optimizers), 'optimizer')}, the checkpoint has the states of "
             f"{len(states)}"
         )
-    known = checkpoint.get("callbacks", {}).get(CALLBACK, {}).get("optimizers", ())
+    tell_schedulers(io.read_from, checkpoint, strategy.lightning_module.trainer)
+    known = known_of(checkpoint).get("optimizers", ())
     if len(known) != len(states):
         known = [{}] * len(states)  # An older checkpoint, or one that was saved after the fit.
     way_out = "begin with new optimizers: fit, without ckpt_path, the model of cairn.lightning.load_from_checkpoint"

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint import state_dict as torch_state
 
 from .._errors import FailedPrecondition, InvalidArgument, Unsupported
 from .checkpoint_io import OPTIMIZER, REST, CheckpointIO
+from .loads import check_classes, tell_schedulers
 from .package import pl
 
 _WRAPPER = re.compile(r"\b(_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)\.")
@@ -51,6 +52,7 @@ class Sharded:
                     f"{sum(part.startswith(OPTIMIZER) for part in reader.parts)}: with save_weights_only it has none. "
                     "cairn.lightning.load_checkpoint reads the weights"
                 )
+            check_classes(path, optimizers, reader.rest)
             state: dict[str, Any] = {"state_dict": torch_state.get_model_state_dict(module), REST: None}
             for index, optimizer in enumerate(optimizers):
                 state[f"{OPTIMIZER}{index}"] = torch_state.get_optimizer_state_dict(module, optimizer)
@@ -60,6 +62,8 @@ class Sharded:
         for index, optimizer in enumerate(optimizers):
             torch_state.set_optimizer_state_dict(module, optimizer, state[f"{OPTIMIZER}{index}"])
         rest: dict[str, Any] = state[REST]
+        if optimizers:
+            tell_schedulers(path, rest, self.lightning_module.trainer)
         return rest
 
     def lightning_module_state_dict(self: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .optimizers import Beside, Fit, fit_text
 from .parameters import TreeModules, modules_in
 from .paths import MAX_DEPTH, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
+from .schedulers import classes_of, unlike_class, unlike_groups
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
@@ -105,6 +106,8 @@ def flatten(tree: Any, sink: Sink) -> str:
         classes = {path: type(optimizer).__name__ for path, optimizer in writer.optimizers.items()}
         parameters = TreeModules(writer.modules).texts(writer.optimizers, writer.states)
         beside = f',"optimizers":{json.dumps(classes)}' + (f',"parameters":{parameters}' if parameters else "")
+    if writer.schedulers:
+        beside += f',"schedulers":{json.dumps(writer.schedulers)}'
     return f'{{"version":{writer.version},"tree":{text}{beside}}}'
 
 
@@ -202,7 +205,7 @@ def plan_restore(
         converted[name] = target
         tensors[name] = empty(found, kind, target.device) if kind == "torch" else empty(found, kind)
 
-    root, classes, parameters = _parse_all(text)
+    root, classes, parameters, schedulers = _parse_all(text)
     modules = TreeModules(modules_in(tree) if parameters else [])
 
     def fit(holder: Any, state: Any, node: Any, name: str) -> Fit | None:
@@ -211,15 +214,19 @@ def plan_restore(
 
         return fit_text(holder, state, node, name, partial, classes.get(name), cast, both_names)
 
-    reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit)
+    def unlike(holder: Any, state: Any, node: Any, name: str) -> str | None:
+        how = unlike_class(holder, saved) if (saved := schedulers.get(name)) else None
+        return how or (unlike_groups(state, node) if classes_of(holder) else None)
+
+    reader = Reader(
+        leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit, unlike=unlike
+    )
     result = reader.node(root, tree, "", True)
     reader.raise_differences(where, casts.way_out())
     if partial:
         _refuse_nothing(tree, tensors, reader, where)
     in_place -= converted.keys()
-    return Plan(
-        tensors, in_place, reader.one_sided(), reader.remarks, converted, casts, result, reader.loads, partial
-    )
+    return Plan(tensors, in_place, reader.one_sided(), reader.remarks, converted, casts, result, reader.loads, partial)
 
 
 def _refuse_nothing(tree: Any, tensors: Mapping[str, Any], reader: Reader, where: str) -> None:
@@ -262,13 +269,14 @@ def _parse(text: str) -> Any:
     return _parse_all(text)[0]
 
 
-def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]]]:
-    """The tree; by path, the classes of the optimizers in it, and the names of their parameters."""
+def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
+    """The tree; by path, the classes of the optimizers in it, the names of their parameters, and the schedulers' classes."""
     marked = text.replace('["t"]', "NaN")  # It cannot occur within a string, and no node is NaN.
     try:
         match json.loads(marked, parse_constant=_constant):
             case {"version": int(version), "tree": tree, **rest} if version <= _VERSION:
                 classes, parameters = rest.get("optimizers", {}), rest.get("parameters", {})
+                schedulers = rest.get("schedulers", {})
             case {"version": int(version)} if version > _VERSION:
                 raise Unsupported(f"the checkpoint's tree has version {version}, this Cairn reads {_VERSION}")
             case _:
@@ -285,7 +293,9 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]]]:
         raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
     if not isinstance(parameters, dict) or not all(_is_text(names) for names in parameters.values()):
         raise Corrupt("the checkpoint's tree: expected the names of each optimizer's parameters")
-    return tree, classes, parameters
+    if not isinstance(schedulers, dict) or not all(_is_text(kinds) for kinds in schedulers.values()):
+        raise Corrupt("the checkpoint's tree: expected the names of each scheduler's classes")
+    return tree, classes, parameters, schedulers
 
 
 def _is_text(items: Any) -> bool:

@@ -49,7 +49,8 @@ class Reader:
 
     `_orig_mod` in a name is what torch.compile puts there. A key that differs from the tree's only by that matches it.
 
-    `fit` compares an object and its state with the text of its state: see optimizers.
+    `fit` compares an object and its state with the text of its state: see optimizers. `unlike` says what else of them
+    differs: see schedulers.
 
     `find` gives the class of a path where the tree gives none; stand-ins come where it returns None.
     Without it, classes that are imported are used if they fit, and stand-ins otherwise.
@@ -64,6 +65,7 @@ class Reader:
         find: Callable[[str, str], type | None] | None = None,
         match_all: MatchAll | None = None,
         fit: Callable[[Any, Any, Any, str], Fit | None] = lambda *_: None,
+        unlike: Callable[[Any, Any, Any, str], str | None] = lambda *_: None,
     ) -> None:
         self._leaf, self._scalar, self._module = leaf, scalar, module
         self._partial, self._stands_in = partial, find is None
@@ -71,7 +73,7 @@ class Reader:
         self._match_all = None if partial else match_all
         self._known = Writer(Names()).kept
         self._optimizer_states: set[str] = set()  # Paths of "state" beside "param_groups".
-        self._fit = fit
+        self._fit, self._unlike = fit, unlike
         self.fit: Fit | None = None  # Of the optimizer whose state is read.
         self.loads: list[tuple[str, Any, Any, Fit | None]] = []
         self._holder: tuple[Any, str] | None = None  # The object whose state is read, and its path.
@@ -313,6 +315,10 @@ class Reader:
         if fit := self._fit(like, state, inner, name):
             self._optimizer(like, inner, fit)
             return like
+        if how := self._unlike(like, state, inner, name):
+            text = f"{readable(name)}: {how}"
+            self.remarks += [text] * self._partial
+            self.differ += [f"{text}: leave it out of the tree, or strict=False takes it"] * (not self._partial)
         outer, self._holder = self._holder, (like, name)
         self.loads.append((name, like, self.node(inner, state, name, False), None))
         self._holder = outer

@@ -18,6 +18,7 @@ from . import values
 from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .optimizers import optimizer_of
 from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, noted, part_of, readable
+from .schedulers import classes_of
 from .taken import elements_of, items_of
 
 _NUMBERS = frozenset({int, float, bool})
@@ -84,6 +85,7 @@ class Writer:
         self._sink = sink
         self._leaves = 0  # What no set may hold: tensors, arrays, objects and dataclasses.
         self.optimizers: dict[str, Any] = {}  # torch's, by path.
+        self.schedulers: dict[str, list[str]] = {}  # The classes of torch's, by path: see schedulers.
         self.modules: list[tuple[str, Any]] = []  # torch's, with their paths; and their state dicts.
         self.states: list[Any] = []
         self._heavies: list[tuple[int, str]] = []  # Long texts, and what they are of.
@@ -264,6 +266,8 @@ class Writer:
             self._enter(value, name)
             if (optimizer := optimizer_of(value)) is not None:
                 self.optimizers[name] = optimizer
+            elif classes := classes_of(value):
+                self.schedulers[name] = classes
             with noted(f"state_dict() of {kind_name(value)} at {readable(name)}"):
                 state = self._sink.state_of(value)
             if self._module is not None and isinstance(value, self._module):

@@ -101,6 +101,17 @@ def test_what_is_refused_says_what_to_use(tmp_path: Path) -> None:
     with pytest.raises(cairn.InvalidArgument, match="save_weights_only"):
         trainer(tmp_path / "two", sharded(), 2).fit(Sharded(), ckpt_path=tmp_path / "light" / "step=6.ckpt")
 
+    class Own(torch.optim.AdamW):
+        """Its state is AdamW's in all that DCP keeps."""
+
+    class Owned(Sharded):
+        def configure_optimizers(self) -> Any:
+            return Own(self.parameters(), lr=0.1)
+
+    trainer(tmp_path / "owned", sharded(), every_n_train_steps=6).fit(Owned())
+    with pytest.raises(cairn.InvalidArgument, match="the optimizer is AdamW, the checkpoint has the state of Own"):
+        trainer(tmp_path / "two", sharded(), 2).fit(Sharded(), ckpt_path=tmp_path / "owned" / "step=6.ckpt")
+
     class Unkept(Sharded):
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             checkpoint["mine"] = object()

@@ -1,0 +1,60 @@
+"""A torch scheduler's class, which is kept beside its state: each class takes another's state without a word, and goes on
+with a mixture of both."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._errors import counted
+from .optimizer_states import names_of
+
+_log = logging.getLogger("cairn")
+
+
+def _flat(scheduler: Any) -> list[Any]:
+    """The torch scheduler, and those within it; nothing if it is none."""
+    base = getattr(sys.modules.get("torch.optim.lr_scheduler"), "LRScheduler", None)
+    if base is None or not isinstance(scheduler, base):
+        return []
+    inner = getattr(scheduler, "_schedulers", ())  # Of SequentialLR and ChainedScheduler.
+    return [scheduler, *(one for part in inner for one in _flat(part))]
+
+
+def classes_of(scheduler: Any) -> list[str]:
+    """The names of its class and of those within it; empty if it is no torch scheduler."""
+    return [type(one).__name__ for one in _flat(scheduler)]
+
+
+def unlike_class(scheduler: Any, saved: list[str]) -> str | None:
+    """How a scheduler's class differs from the saved one; None if it does not."""
+    own = _flat(scheduler)
+    if len(own) == len(saved) and all(kind in names_of(type(one)) for one, kind in zip(own, saved, strict=True)):
+        return None
+    return f"the tree has {_told(classes_of(scheduler))}, the checkpoint has the state of {_told(saved)}"
+
+
+def unlike_groups(state: Any, saved: Any) -> str | None:
+    """The same for the number of an optimizer's groups, of which each has a rate. `saved`: the text of the state."""
+    own = state.get("base_lrs") if isinstance(state, Mapping) else None
+    match saved:
+        case {"base_lrs": ["list", *theirs]} if isinstance(own, list) and len(own) != len(theirs):
+            return f"the tree's is of {counted(len(own), 'group')}, the checkpoint's of {len(theirs)}"
+    return None
+
+
+def warn_of_unlike(where: str, own: Sequence[Any], saved: Sequence[list[str]]) -> None:
+    """For a framework that gives each scheduler the state of its place, whatever that is. `saved` are their classes."""
+    if len(own) != len(saved):
+        of = counted(len(own), "scheduler")
+        _log.warning("%s: the module has %s, the checkpoint has the state of %d", where, of, len(saved))
+    for scheduler, classes in zip(own, saved, strict=False):
+        if classes and (how := unlike_class(scheduler, classes)):
+            _log.warning("%s: another scheduler class: %s", where, how)
+
+
+def _told(kinds: list[str]) -> str:
+    outer, *within = kinds or ["another object"]
+    return f"{outer} of {', '.join(within)}" if within else outer
