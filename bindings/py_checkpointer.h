@@ -330,7 +330,7 @@ class PyCheckpointer {
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
     const std::shared_ptr<const TensorTable> table = state.table();
-    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked());
+    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked(), !writes_->ignored());
     const bool watch = !read_later.empty();
     SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
       for (const auto& [name, text] : values) {

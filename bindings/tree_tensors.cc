@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstring>
 #include <utility>
 
 #include "base/memory_overlap.h"
@@ -299,18 +300,44 @@ Result<State> TreeTensors::Build(LastSave& last) {
   return state;
 }
 
-std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table, bool versions) const {
+std::uint64_t TreeTensors::EndsOf(const StridedLayout& layout) {
+  constexpr std::uint64_t kSpread = 0x9E37'79B9'7F4A'7C15;  // So that equal ends do not cancel each other.
+  const std::byte* last_row = layout.base;
+  for (const StridedLayout::Dimension& dimension : layout.outer) last_row += (dimension.size - 1) * dimension.stride;
+  const std::size_t bytes = std::min<std::uint64_t>(layout.row_bytes, sizeof(std::uint64_t));
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  std::memcpy(&first, layout.base, bytes);
+  std::memcpy(&last, last_row + layout.row_bytes - bytes, bytes);
+  return first * kSpread ^ last;
+}
+
+std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table, bool versions, bool ends) const {
   std::vector<Source> sources;
   sources.reserve(given_.size());
+  // To look at all would take a third of the call. What is seen of one tensor fails the save, and what writes behind
+  // torch's back mostly writes many. Spread, so that each optimizer's state and each kind of it is among them.
+  constexpr std::uint64_t kLookedAt = 64;
+  const auto is_looked_at = [&](std::uint32_t i) {
+    constexpr std::uint32_t kSpread = 0x9E37'79B1;
+    return (std::uint64_t{i * kSpread} * given_.size()) >> 32 < kLookedAt;
+  };
   auto copied = table.small().begin();  // In the call of Save; ascending.
   for (std::uint32_t i = 0; i < given_.size(); ++i) {
     if (copied != table.small().end() && *copied == i) {
       ++copied;
     } else if (given_[i].tensor && !table[i].is_alias() && table[i].bytes() > 0) {
       const bool known = torch_ != nullptr && torch_->Knows(given_[i].tensor);
-      sources.push_back({i, py::reinterpret_borrow<py::object>(given_[i].tensor), given_[i].data,
-                         known ? torch_->Room(given_[i].tensor, DTypeSize(table[i].dtype)) : 0,
-                         known && versions ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion});
+      Source source{.entry = i,
+                    .tensor = py::reinterpret_borrow<py::object>(given_[i].tensor),
+                    .data = given_[i].data,
+                    .room = known ? torch_->Room(given_[i].tensor, DTypeSize(table[i].dtype)) : 0,
+                    .version = known && versions ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion};
+      const bool uncounted = source.version == TorchReader::kNoVersion;
+      if (ends && table[i].device.kind == DeviceKind::kCpu && (uncounted || is_looked_at(i))) {
+        source.ends = EndsOf(table[i].layout);
+      }
+      sources.push_back(std::move(source));
     }
   }
   return sources;

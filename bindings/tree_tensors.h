@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/strided.h"
 #include "cairn/tensor.h"
 #include "stored_tensors.h"
 #include "torch_reader.h"
@@ -41,13 +42,15 @@ class TreeTensors {
   };
 
  public:
-  /// A tensor of the caller, where its memory was when it was read, and its room and version at the save.
+  /// A tensor of the caller, where its memory was when it was read, and its room, version and ends at the save.
   struct Source {
     std::uint32_t entry;  ///< Its place in the State's table.
     pybind11::object tensor;
     const void* data;
     std::int64_t room;     ///< As TorchReader::Room has it; 0 if it is no plain tensor of torch.
     std::int64_t version;  ///< TorchReader::kNoVersion if it has none.
+    /// See EndsOf; of those in CPU memory that have no version, and of some others.
+    std::optional<std::uint64_t> ends = std::nullopt;
   };
   /// What a Checkpointer remembers of its last save.
   struct LastSave {
@@ -83,8 +86,11 @@ class TreeTensors {
   /// once only. InvalidArgument for views that State::Add refuses.
   [[nodiscard]] Result<State> Build(LastSave& last);
   /// The caller's tensors that a save of the State with this table reads after the call of Save has returned; with
-  /// their versions if asked for.
-  [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table, bool versions) const;
+  /// their versions and ends if asked for.
+  [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table, bool versions, bool ends) const;
+  /// A tensor's first and last bytes in CPU memory, as one number. A write of all of it changes them, also one that has
+  /// no version: by numpy, through .data, by another library.
+  [[nodiscard]] static std::uint64_t EndsOf(const StridedLayout& layout);
   [[nodiscard]] const std::shared_ptr<const TorchReader>& torch() const { return torch_; }
 
  private:

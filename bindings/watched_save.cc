@@ -107,8 +107,11 @@ Status WatchedSave::FindMoved(const Read& read, std::vector<std::uint32_t>& writ
           "found at {}): call fence() or Save.captured() before a storage is resized or a tensor given other data",
           save_.step(), entry.name, source.data, address);
     }
-    if (!versions || source.version == TorchReader::kNoVersion) continue;
-    if (torch_->Version(source.tensor) != source.version) written.push_back(source.entry);
+    const bool counted = versions && source.version != TorchReader::kNoVersion;
+    if ((counted && torch_->Version(source.tensor) != source.version) ||
+        (source.ends && TreeTensors::EndsOf(entry.layout) != *source.ends)) {
+      written.push_back(source.entry);
+    }
   }
   return Status::Ok();
 }

@@ -92,7 +92,7 @@ class WatchedSave {
     std::vector<TreeTensors::Source> tensors;
   };
 
-  /// An error for a tensor whose memory has moved. Adds those that have another version.
+  /// An error for a tensor whose memory has moved. Adds those that have another version, or other ends.
   [[nodiscard]] Status FindMoved(const Read& read, std::vector<std::uint32_t>& written) const;
   [[nodiscard]] Status Judge(const Read& read, std::vector<std::uint32_t> written) const;
 

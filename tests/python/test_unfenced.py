@@ -94,6 +94,47 @@ def test_a_write_that_nobody_fenced_fails_the_save_by_name(make: Make, how: str,
         checkpointer.check()
 
 
+UNCOUNTED: dict[str, Callable[[torch.Tensor], object]] = {
+    "data": lambda tensor: tensor.data.add_(1),
+    "numpy": lambda tensor: numpy.add(tensor.numpy(), 1, out=tensor.numpy()),
+    "the last": lambda tensor: tensor.numpy().__setitem__((-1, -1), 1),
+    "dlpack": lambda tensor: numpy.from_dlpack(tensor).fill(1),
+    "storage": lambda tensor: tensor.untyped_storage().fill_(1),
+    "in inference mode": lambda tensor: tensor.fill_(-1),
+}
+
+
+@pytest.mark.parametrize("how", UNCOUNTED)
+def test_a_write_that_torch_does_not_count_is_found_by_the_ends_of_cpu_tensors(make: Make, how: str) -> None:
+    with torch.inference_mode(how == "in inference mode"):
+        tensor = torch.zeros(4, ELEMENTS // 2)[:, ::2]  # Rows of two numbers, of which one is not the tensor's.
+        others = {f"o{i}": torch.zeros(ELEMENTS // 100) for i in range(100)}
+        checkpointer = make(when_full="skip")
+
+        save = start(checkpointer, 1, {"w": tensor, "array": numpy.zeros(ELEMENTS), **others})
+        UNCOUNTED[how](tensor)
+        expect_torn(checkpointer, save, "w")
+
+        save = start(checkpointer, 2, {"w": tensor, **others})
+        checkpointer.fence()
+        UNCOUNTED[how](tensor)
+        save.wait()
+
+
+def test_one_of_many_tensors_is_looked_at(make: Make) -> None:
+    """An average of a model's weights that is written through .data: it is found, whatever else the tree holds."""
+    size = 20_000  # Too large to be copied within the call.
+    average = {f"a{i}": torch.zeros(size) for i in range(60)}
+    checkpointer = make(when_full="skip")
+
+    save = start(checkpointer, 1, {"m": {f"m{i}": torch.zeros(size) for i in range(240)}, "average": average})
+    for one in average.values():
+        one.data.add_(1)
+
+    with pytest.raises(cairn.FailedPrecondition, match=CURE):
+        save.wait()
+
+
 @pytest.mark.usefixtures("device")
 def test_it_is_found_by_the_fence_that_comes_too_late(make: Make) -> None:
     tensor = torch.zeros(ELEMENTS)
@@ -455,17 +496,17 @@ def test_a_step_that_raises_holds_no_save_back(checkpointer: cairn.Checkpointer)
     save.wait(60)
 
 
-def test_what_has_no_version_is_not_seen(checkpointer: cairn.Checkpointer) -> None:
-    """docs/python.md says so: numpy's arrays, inference tensors, writes through .data."""
+def test_what_has_no_version_is_not_seen_within_a_tensor(checkpointer: cairn.Checkpointer) -> None:
+    """docs/python.md says so: numpy's arrays, inference tensors, writes through .data. Their ends are: see above."""
     with torch.inference_mode():
         inference = torch.zeros(ELEMENTS)
     data, array = torch.zeros(ELEMENTS), numpy.zeros(ELEMENTS, numpy.float32)
     checkpointer.save(1, {"inference": inference, "data": data, "array": array})
 
-    data.data[0] = 1
-    array[0] = 1
+    data.data[5] = 1
+    array[5] = 1
     with torch.inference_mode():
-        inference[0] = 1
+        inference[5] = 1
 
     checkpointer.drain()
     assert checkpointer.steps() == [1]
