@@ -49,6 +49,22 @@ def rates(optimizer: Any) -> dict[str, float]:
     return {group["param_names"][0][0]: group["lr"] for group in optimizer.param_groups}
 
 
+def test_two_models_with_the_same_names_are_not_mixed_up() -> None:
+    def job() -> dict[str, Any]:
+        both = {"generator": network(), "critic": network()}
+        made = {f"of {key}": optim.AdamW(model.named_parameters()) for key, model in both.items()}
+        for model, optimizer in zip(both.values(), made.values(), strict=True):
+            step(model, optimizer)
+        return both | made
+
+    saved, target = save(job()), job()
+    restore(saved, target)
+    swapped = target | {"of generator": target["of critic"], "of critic": target["of generator"]}
+    said = refused(saved, swapped)
+    assert "of generator: only the checkpoint has the parameters generator/a.weight" in said
+    assert "of critic: only the tree has the parameters generator/a.weight" in said
+
+
 @pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize(("saved_as", "given_as"), [("ab", "ba"), ("a b", "b a"), ("ab c", "c ba"), ("a bc", "cb a")])
 def test_state_and_options_follow_the_names(saved_as: str, given_as: str, stepped: bool) -> None:
@@ -190,8 +206,8 @@ def test_other_names_are_refused_and_matched_in_part(
         with pytest.raises(cairn.InvalidArgument) as caught:
             checkpointer.restore({"m": other, "o": target})
         assert torch.equal(other["b"].weight, before) and not target.state
-        assert f"o: only the checkpoint has the parameters {at}a.weight, {at}a.bias, o: only" in str(caught.value)
-        assert f"o: only the tree has the parameters {at}c.weight" in str(caught.value)
+        assert "o: only the checkpoint has the parameters m/a.weight, m/a.bias, o: only" in str(caught.value)
+        assert "o: only the tree has the parameters m/c.weight" in str(caught.value)
         checkpointer.restore({"m": other, "o": target}, strict=False)
     assert moments(target, other) == {n: value for n, value in moments(optimizer, model).items() if n[0] == "b"}
     assert torch.equal(other["b"].weight, model["b"].weight)

@@ -4,7 +4,7 @@ torch's load_state_dict goes by number alone. It refuses other counts of paramet
 overwritten, and nothing else. Here, before anything is written, the two state dicts must agree in
 
 - **parameters**: their number in each group. Where both sides have names, these must be the same; state and options follow
-  them, in whatever order. They are param_names, or else those of the module that is in the tree too: see parameters.
+  them, in whatever order. They are those of the module that is in both trees (see parameters), or else param_names.
   Without names state goes by number, as torch has it.
 - **class**: the saved one is the optimizer's, or one of its bases up to torch's. Older checkpoints do not say it. So the
   options that only some of torch's classes have must be there, or not, and those that decide which state there is must
@@ -343,7 +343,8 @@ def fit(
         return Fit(
             path, partial, differ=[f"{readable(path)}: the tree has an optimizer, the checkpoint has no state of one"]
         )
-    if (own.names is None or saved.names is None) and (both := both_names(optimizer)):
+    # Two models may have the same param_names.
+    if (not partial or own.names is None or saved.names is None) and (both := both_names(optimizer)):
         own, saved = own.named(both[0]), saved.named(both[1])
     found = Fit(path, partial, allow_loss, [], [], optimizer, state, own, saved, [*chain(*parameters)])
     found.compare(kind)
@@ -362,7 +363,7 @@ def fit_text(
 ) -> Fit | None:
     """Compares an optimizer, with its `state`, with the text of the state at `path`, in all but shapes. None for every
     other object, and for state dicts of another form. `both_names`: the names of the optimizer's parameters and of the
-    saved ones, where param_names do not say them."""
+    saved ones by the modules of both trees."""
     optimizer = optimizer_of(holder)
     if optimizer is None:
         return None
