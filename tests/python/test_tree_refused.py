@@ -45,6 +45,15 @@ class Failing(Loader):
         raise RuntimeError("theirs")
 
 
+class Pair(collections.namedtuple("Pair", "a b")):
+    """With a `__dict__`."""
+
+
+def noted(value):
+    value.note = 1
+    return value
+
+
 class TestRefused:
     @pytest.mark.parametrize(("value", "message"), [
         (print, r"a value of type builtin_function_or_method cannot be kept; a tree holds tensors, .* load_state_dict"),
@@ -69,6 +78,8 @@ class TestRefused:
         (type("MyInt", (int,), {})(1), r"MyInt cannot be kept; .* int\(\.\.\.\)"),
         (type("MyDict", (dict,), {})(), r"MyDict cannot be kept; .* dict\(\.\.\.\)"),
         (type("MyBytes", (bytearray,), {})(), r"MyBytes cannot be kept; .* bytearray\(\.\.\.\)"),
+        (noted(Pair(1, 2)), r"Pair has attributes that would be lost: note; keep them beside it"),
+        (noted(collections.OrderedDict()), r"OrderedDict has attributes that would be lost: note"),
         (Flags.A | Flags.B, r"Flags cannot be kept; of a Flag only single members"),
         ({torch.zeros(1)}, r"tensors, objects and dataclasses cannot be kept in a set"),
         ({(torch.zeros(1), "a")}, r"tensors, objects and dataclasses cannot be kept in a set"),

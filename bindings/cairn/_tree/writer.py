@@ -78,6 +78,14 @@ def _check_length(value: str | bytes, name: str) -> None:
         )
 
 
+def _check_attributes(value: Any, kept: set[str], name: str) -> None:
+    if more := getattr(value, "__dict__", {}).keys() - kept:
+        raise InvalidArgument(
+            f"{readable(name)}: {kind_name(value)} has attributes that would be lost: {', '.join(sorted(more))}; keep them "
+            "beside it"
+        )
+
+
 class Writer:
     """One walk over a tree. Every method returns the text of one node; the tensors go to the sink."""
 
@@ -226,6 +234,7 @@ class Writer:
 
     def _ordered(self, value: Any, name: str) -> str:
         metadata = getattr(value, "_metadata", None)
+        _check_attributes(value, {"_metadata"}, name)
         return self._mapping(f'"odict",{self.node(metadata, join(name, "~m"))}', value, name)
 
     def _sequence(self, tag: str, value: Iterable[Any], name: str) -> str:
@@ -286,6 +295,7 @@ class Writer:
         if (held := values.dataclass_fields(value)) is not None:
             return self._dataclass(value, held, name)
         if isinstance(value, tuple) and fields_of(kind):
+            _check_attributes(value, set(), name)
             head, fields = self._sequence("namedtuple", value, name), " ".join(fields_of(kind))
             return head.replace('"namedtuple"', f'"namedtuple",{self.class_name(kind)},{_quote(fields)}', 1)
         if numpy and isinstance(value, numpy.generic) and value.dtype.type is kind and value.dtype.kind in "biufcmM":
