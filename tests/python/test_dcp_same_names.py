@@ -111,6 +111,13 @@ def test_contents_are_compared_always_or_never(worlds: Worlds, compare: str) -> 
         assert ["error" in one for one in answers] == [compare == "always"] * 2, answers
         for answer in two.answers(call[2].format(state="{'v': rank}")):
             assert '"v": rank 0 has 0, rank 1 has 1' in answer["message"], answer
+        # from_local takes each rank's word that its replica is the others'. A buffer is one rank's in any case.
+        answers = two.answers(how.replace("1", str(10 * number + 3)).format(state="{'w': replicated(rank)}"))
+        assert ["error" in one for one in answers] == [compare == "always"] * 2, answers
+    buffers = (
+        "direct.start_save_of(c, 99, lambda: ({'b': torch.full((4,), float(rank))}, {}), is_buffer=lambda _: True)"
+    )
+    assert two.all(f"{buffers}.wait()") == [None] * 2
 
 
 OWN = """

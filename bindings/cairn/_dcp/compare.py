@@ -16,6 +16,7 @@ from .plain_values import BELOW, VALUE, Held, Key
 
 Holders: TypeAlias = tuple[int, ...]  # The ranks that hold a thing.
 Unproved: TypeAlias = dict[Key, tuple[str, Holders]]  # Tensors of several ranks that may differ: what, and whose.
+BUFFER = "buffer"  # A layout that is the same on all ranks, as one that proves equal contents.
 _LISTED = 8
 _LONGEST = 120  # Characters of a value in a message.
 _CRC = 4  # Bytes.
@@ -53,15 +54,15 @@ def holders_of(lists: Sequence[Iterable[Sequence[Any]]]) -> dict[Key, Holders]:
     return {key: tuple(ranks) for key, ranks in found.items()}
 
 
-def unproved(lists: Sequence[Iterable[Held]], holders: Mapping[Key, Holders], one_job: bool) -> Unproved:
-    """Tensors that several ranks hold and no layout proves to be equal."""
+def unproved(lists: Sequence[Iterable[Held]], holders: Mapping[Key, Holders], trusts_meshes: bool) -> Unproved:
+    """Tensors that several ranks hold and no layout proves to be equal. A buffer's counts in any case."""
     layouts: dict[Key, set[str]] = {}
     kinds: dict[Key, str] = {}
     for held in lists:
         for key, _, what, layout in held:
             if what != VALUE and len(holders[key]) > 1:
                 kinds[key] = what
-                layouts.setdefault(key, set()).add(layout if one_job else "")
+                layouts.setdefault(key, set()).add(layout if trusts_meshes or layout == BUFFER else "")
     return {key: (what, holders[key]) for key, what in kinds.items() if "" in layouts[key] or len(layouts[key]) > 1}
 
 

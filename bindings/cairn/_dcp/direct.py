@@ -23,14 +23,13 @@ from .._errors import Corrupt
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
+from .compare import BUFFER
 from .failures import own_errors
 from .items import Items
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
 from .writer import _items_of_state
-
-_BUFFER = "buffer"  # A layout that is the same on all ranks, as one that proves equal contents.
 
 
 def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], *, replace: bool = False) -> Save:
@@ -73,7 +72,7 @@ def start_save_of(
             found.paths = {**found.paths, **{name: (name,) for name in values}}
         if is_buffer is not None:
             found.pieces = [
-                dataclasses.replace(one, layout=_BUFFER) if is_buffer(one.fqn) else one for one in found.pieces
+                dataclasses.replace(one, layout=BUFFER) if is_buffer(one.fqn) else one for one in found.pieces
             ]
         found.check_storable()
         found.keep_own(checkpointer._per_rank, checkpointer.rank)

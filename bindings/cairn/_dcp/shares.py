@@ -73,7 +73,7 @@ class WriteShares:
     Each save costs one exchange of digests: of what each rank holds, and of values that several ranks hold. If names,
     dtypes, shapes or layouts have changed, the ranks exchange lists. Then they compare the contents of tensors that
     several hold and no layout proves to be equal: of new ones if `compare` is "first", none if it is "never". If it is
-    "always" each save compares all of them.
+    "always" each save compares all that several hold, whatever their layout.
     """
 
     def __init__(self, ranks: Ranks, root: str, compare: str, per_rank: tuple[str, ...]) -> None:
@@ -178,10 +178,11 @@ class WriteShares:
         for fqn in sorted({fqn for _, found in said for fqn in found}):
             if len(ranks := holders[fqn, ()]) > 1:
                 shared_values.setdefault(ranks, []).append(fqn)
-        # Ranks of several jobs may share a number, and then a mesh says nothing.
-        one_job = len({rank for (rank, *_), _ in said}) == len(said)
+        # Ranks of several jobs may share a number, and then a mesh says nothing. "always" takes nobody's word: from_local
+        # does not look whether a mesh's replicas are equal.
+        trusts_meshes = len({rank for (rank, *_), _ in said}) == len(said) and self._compare != "always"
         mine = assign(lists, self._ranks.rank)
-        agreed = _Agreed(own, of, mine, sorted(shared_values.items()), unproved(lists, holders, one_job))
+        agreed = _Agreed(own, of, mine, sorted(shared_values.items()), unproved(lists, holders, trusts_meshes))
         return agreed, unlike_values([found for _, found in said])
 
     def _digests(self, values: Mapping[str, str]) -> bytes:
