@@ -98,3 +98,30 @@ def test_tied_tensors_that_two_ranks_wrote_are_compared(worlds: Worlds, root: Pa
     assert [("a" in names) + ("b" in names) for names in files] == [1, 1]
     assert two.all("refused()") == [[True, 0.0]] * 2
     assert two.all("load(into, 1); float(into['b'].sum())") == [120_000.0] * 2
+
+
+def test_one_object_does_not_get_the_states_of_two(root: Path) -> None:
+    """State that it makes anew shares no memory."""
+
+    def job(rate: float, steps: int) -> torch.optim.Optimizer:
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.AdamW([parameter], lr=rate)
+        for _ in range(steps):
+            parameter.grad = torch.full((3,), rate)
+            optimizer.step()
+        return optimizer
+
+    with cairn.Checkpointer(root, host_memory="64MiB") as checkpointer:
+        one = job(0.1, 2)
+        checkpointer.save(1, {"a": one, "b": one}).result()
+        checkpointer.save(2, {"a": one, "b": job(0.2, 2)}).result()
+        other = job(0.2, 2)
+        other.param_groups[0]["lr"] = 0.1
+        checkpointer.save(3, {"a": one, "b": other}).result()
+        into = job(0.3, 0)
+        checkpointer.restore({"a": into, "b": into}, 1)
+        into = job(0.3, 0)
+        for step in (2, 3):  # Unlike in plain values, and in tensors alone.
+            with pytest.raises(cairn.InvalidArgument, match="b.*(the object of a|are one object in the tree, and two)"):
+                checkpointer.restore({"a": into, "b": into}, step)
+        assert not into.state and into.param_groups[0]["lr"] == 0.3

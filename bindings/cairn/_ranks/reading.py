@@ -199,6 +199,7 @@ class Reading:
             for name, tensor in plan.tensors.items():
                 targets.add(name, tensor)
             targets.check_shared(plan.converted, view.tied, details["path"])
+            _refuse_two_in_one(plan, view.tied, details["path"])
             return details, plan, targets, self._page_cache(view, plan.tensors)
 
         found, errors = self._ranks.outcomes("choice found", look)
@@ -383,6 +384,20 @@ def _refuse_mixture(overwritten: Mapping[str, str], plan: _tree.Plan, path: str)
             f"{path} lacks {listed([*map(readable, stays)])}, into which a part of a damaged checkpoint was read: "
             f"{overwritten[stays[0]]}. The tree would have values of both: restore {path} into a new tree"
         )
+
+
+def _refuse_two_in_one(plan: _tree.Plan, tied: Mapping[str, str], path: str) -> None:
+    """InvalidArgument if one object of the tree would get the states of two objects of the checkpoint. `tied` as for
+    check_shared."""
+    for first, second in plan.twice:
+        for name in plan.tensors:
+            if name.startswith(f"{second}/"):
+                other = first + name[len(second) :]
+                if tied.get(name, name) != tied.get(other, other):
+                    raise InvalidArgument(
+                        f"{path}: {readable(first)} and {readable(second)} are one object in the tree, and two in the "
+                        "checkpoint: restore one of them"
+                    )
 
 
 def _asked(step: int | None, folder: str, fall_back: bool) -> str:

@@ -53,13 +53,15 @@ class Stored:
 class Plan:
     """Where a checkpoint's tensors go: name -> the caller's tensor (`in_place`) or a new one. `one_sided` says which names
     only the checkpoint or only the tree has, `remarks` what else of it should be said. `converted`: the caller's tensors
-    of other dtypes, by name. Their new tensors in `tensors` have the checkpoint's, until `convert`."""
+    of other dtypes, by name. Their new tensors in `tensors` have the checkpoint's, until `convert`. `twice`: paths of one
+    object."""
 
     tensors: dict[str, Any]
     in_place: set[str]
     one_sided: list[str]
     remarks: list[str]
     converted: dict[str, Any]
+    twice: list[tuple[str, str]]
     casts: Casts
     _tree: Any
     _loads: list[tuple[str, Any, Any, Fit | None]]
@@ -226,7 +228,8 @@ def plan_restore(
     if partial:
         _refuse_nothing(tree, tensors, reader, where)
     in_place -= converted.keys()
-    return Plan(tensors, in_place, reader.one_sided(), reader.remarks, converted, casts, result, reader.loads, partial)
+    one_sided, remarks, twice = reader.one_sided(), reader.remarks, reader.twice
+    return Plan(tensors, in_place, one_sided, remarks, converted, twice, casts, result, reader.loads, partial)
 
 
 def _refuse_nothing(tree: Any, tensors: Mapping[str, Any], reader: Reader, where: str) -> None:

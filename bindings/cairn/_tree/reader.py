@@ -77,6 +77,8 @@ class Reader:
         self.fit: Fit | None = None  # Of the optimizer whose state is read.
         self.loads: list[tuple[str, Any, Any, Fit | None]] = []
         self._holder: tuple[Any, str] | None = None  # The object whose state is read, and its path.
+        self._objects: dict[int, tuple[str, Any]] = {}  # By id: its first path, and the text of its state there.
+        self.twice: list[tuple[str, str]] = []  # Paths of one object.
         self.remarks: list[str] = []
         self.only_stored: list[str] = []
         self.only_tree: list[str] = []
@@ -310,6 +312,13 @@ class Reader:
             case _:
                 self._differs(name, like, "no state")
                 return like
+        first, text = self._objects.setdefault(id(like), (name, inner))
+        if first != name:
+            self.twice.append((first, name))
+            if text != inner:
+                self.differ.append(
+                    f"{readable(name)}: the tree has the object of {readable(first)}, the checkpoint another"
+                )
         with noted(f"state_dict() of {kind_name(like)} at {readable(name)}"):
             state = like.state_dict()
         if fit := self._fit(like, state, inner, name):
