@@ -13,6 +13,7 @@ DDP. FSDP, DeepSpeed, Megatron-LM and XLA are refused by name; `cairn.dcp` saves
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import weakref
@@ -38,6 +39,9 @@ from ._save import Save
 
 __all__ = ["Accelerator"]
 
+_log = logging.getLogger("cairn")
+# What decides a loader's order, as `_loader_state` calls it.
+_ORDERS = {"sampler": "a seedable sampler", "generator": "a generator", "state": "a state of its own"}
 _SERVED = {"NO", "MULTI_CPU", "MULTI_GPU"}
 _REPLICATED = Rules(
     ("models/*", "optimizers/*", "schedulers/*", "scaler/*")
@@ -241,6 +245,11 @@ def _loader_state(loader: Any) -> dict[str, Any]:
 
 
 def _load_loader(loader: Any, state: dict[str, Any]) -> None:
+    own = _loader_state(loader)
+    for key, what in _ORDERS.items():
+        if (own[key] is None) != (state[key] is None):
+            here, there = ("without", "of one with") if own[key] is None else ("with", "of one without")
+            _log.warning("a data loader %s %s gets the state %s: its rows may come in another order", here, what, there)
     if hasattr(loader, "iteration"):
         loader.iteration = state["iteration"]
     if (sampler := _sampler_of(loader)) and state["sampler"] is not None:

@@ -48,8 +48,7 @@ class Run:
         self.accelerator = cairn.accelerate.Accelerator(
             cpu=True,
             cairn_options={"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2},
-            dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=5),
-            **given,
+            **{"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=True, data_seed=5), **given},
         )
         layers = (
             torch.nn.Linear(4, width),
@@ -211,6 +210,16 @@ def test_a_model_and_optimizer_unlike_the_checkpoints_are_refused_unless_allowed
         more.accelerator.load_state(path)
     more.accelerator.load_state(path, strict=False)
     assert same(more.weights(), first.weights())
+
+
+def test_a_loader_of_another_order_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = Run()
+    first.accelerator.save_state(str(tmp_path / "one"))
+    first.accelerator.end_training()
+    other = Run(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=False))
+    caplog.set_level("WARNING", "cairn")
+    other.accelerator.load_state(str(tmp_path / "one"))
+    assert "a data loader without a seedable sampler gets the state of one with: its rows may come in" in caplog.text
 
 
 def test_a_failed_save_is_raised_at_the_end(tmp_path: Path) -> None:
