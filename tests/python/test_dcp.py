@@ -325,9 +325,11 @@ def test_a_planner_that_changes_what_is_written_saves_synchronously_alone(make: 
         asynchronous(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
     assert checkpointer.steps() == [1]
     sync(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
-    unflattened = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    got = load(checkpointer, {"a": None}, planner=unflattened)
-    assert got == {"a": {"b": 1, "c": 2}}
+    for kind in (dcp.DefaultLoadPlanner, cairn.dcp.LoadPlanner):
+        for sharded in (False, True):  # With True DCP's planner loads into a copy, and the caller gets nothing.
+            unflattened = kind(flatten_state_dict=False, flatten_sharded_tensors=sharded)
+            got = load(checkpointer, {"a": None}, planner=unflattened)
+            assert got == {"a": {"b": 1, "c": 2}}
 
 
 def test_what_was_staged_for_a_plan_that_failed_is_no_checkpoint(make: Make) -> None:

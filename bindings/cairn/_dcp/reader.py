@@ -307,6 +307,7 @@ class StorageReader(storage.StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 self._load_value(item, reads, planner)
+                _give_back(planner, item.dest_index.fqn)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
         return done
@@ -384,6 +385,15 @@ class _Reads:
     def _array(self, name: str, array: Any, part: Any) -> None:
         self.arrays[name] = array
         self.views.append((*target_view(name, array), part))
+
+
+def _give_back(planner: Any, fqn: str) -> None:
+    """DCP's planners put a value into a copy of the caller's state dict if that is not flattened, but for its sharded tensors
+    (their default), and nobody looks there."""
+    mine, theirs = getattr(planner, "state_dict", None), getattr(planner, "original_state_dict", None)
+    flat = getattr(planner, "flatten_state_dict", True)
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine is not theirs and not flat:
+        theirs[fqn] = mine[fqn]
 
 
 def _host() -> str:
