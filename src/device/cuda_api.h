@@ -26,7 +26,6 @@ using CUarray = CUarray_st*;
 using CUevent = CUevent_st*;
 using CUstream = CUstream_st*;
 using CUgraph = CUgraph_st*;
-using CUhostFn = void (*)(void* argument);
 using cuuint32_t = std::uint32_t;
 using cuuint64_t = std::uint64_t;
 
@@ -105,7 +104,7 @@ enum CUmemorytype : unsigned int {
 };
 
 enum CUstream_flags : unsigned int { CU_STREAM_DEFAULT = 0, CU_STREAM_NON_BLOCKING = 1 };
-enum CUevent_flags : unsigned int { CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2 };
+enum CUevent_flags : unsigned int { CU_EVENT_DEFAULT = 0, CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum CUevent_wait_flags : unsigned int { CU_EVENT_WAIT_DEFAULT = 0 };
 enum CUstreamWaitValue_flags : unsigned int { CU_STREAM_WAIT_VALUE_GEQ = 0 };
 enum CUstreamWriteValue_flags : unsigned int { CU_STREAM_WRITE_VALUE_DEFAULT = 0 };
@@ -210,7 +209,6 @@ using PFN_cuStreamWaitValue32_v11070 = CUresult (*)(CUstream stream, CUdeviceptr
                                                     unsigned int flags);
 using PFN_cuStreamWriteValue32_v11070 = CUresult (*)(CUstream stream, CUdeviceptr at, cuuint32_t value,
                                                      unsigned int flags);
-using PFN_cuLaunchHostFunc_v10000 = CUresult (*)(CUstream stream, CUhostFn function, void* argument);
 using PFN_cuEventCreate_v2000 = CUresult (*)(CUevent* event, unsigned int flags);
 using PFN_cuEventDestroy_v4000 = CUresult (*)(CUevent event);
 using PFN_cuEventRecord_v2000 = CUresult (*)(CUevent event, CUstream stream);

@@ -9,24 +9,25 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "device/cuda_completions.h"
 #include "device/cuda_context.h"
 #include "device/cuda_copy_plan.h"
 #include "device/cuda_enqueue.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_nvtx.h"
 #include "device/cuda_sums.h"
+#include "device/cuda_waiter.h"
 #include "device/lane_room.h"
 
 namespace cairn {
 namespace {
 
 // A lane takes no further batch beyond this many outstanding operations. The launch queue of a stream holds about
-// 1,024. A batch adds at most three operations for each of its kMaxBatchOperations, and two for its completion. Threads
+// 1,024. A batch adds at most three operations for each of its kMaxBatchOperations, and the event at its end. Threads
 // that look for room at the same time add a batch each. Launches that sum up are one more for hundreds of pieces.
 constexpr std::uint64_t kMaxOutstanding = 256;
-// A batch with sums is at least a copy, a launch and the completion.
-constexpr std::uint64_t kMaxSummedBatches = kMaxOutstanding / 4;
+// A batch is at least a copy and the event; one with sums, a launch too.
+constexpr std::uint64_t kMaxBatches = kMaxOutstanding / 2;
+constexpr std::uint64_t kMaxSummedBatches = kMaxOutstanding / 3 + 1;
 
 CUdeviceptr DevicePointer(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
@@ -67,23 +68,25 @@ class CudaDevice final : public Device {
 
  private:
   enum class EventState : std::uint8_t { kFree, kAcquired, kRecorded };
+  struct EventSlot {
+    CUevent own = nullptr;
+    EventState state = EventState::kFree;
+    // Instead of `own`: the event at the end of a lane's batch.
+    CudaEvent of_lane = nullptr;
+  };
 
-  // Host functions run on a stream of their own, because a stream stands still while one runs, or waits for a CPU.
   struct CopyLane {
-    explicit CopyLane(const std::shared_ptr<const RoomWaiters>& waiters)
-        : room(std::make_shared<LaneRoom>(kMaxOutstanding, waiters)) {}
+    CopyLane(const CudaContext& context, const std::shared_ptr<const RoomWaiters>& waiters)
+        : room(kMaxOutstanding, waiters), waiter(context) {}
     CUstream copies = nullptr;
-    CUstream completions = nullptr;
-    CUevent copied = nullptr;
-    // Shared with completions, which may outlive the device.
-    const std::shared_ptr<LaneRoom> room;
-    // Held from recording `copied` until `completions` waits for it.
-    mutable Mutex mutex;
+    LaneRoom room;
+    CudaWaiter waiter;
   };
 
   Status CreateLanesAndEvents(const CudaDeviceOptions& options);
   Status CreateLane();
-  Status Record(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
+  // `recorded` is the stream's last event, or null: then the event's own is recorded now.
+  Status Record(CUstream stream, EventId event, CudaEvent recorded) CAIRN_EXCLUDES(mutex_);
   // `context` is the stream's.
   Status Wait(const CudaContext& context, CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
   // The context of that GPU, which another Device may own.
@@ -95,26 +98,23 @@ class CudaDevice final : public Device {
   Result<CopyLane*> Lane(int lane) const;
   Status Enqueue(CopyLane& lane, CudaCopyPlan& plan, const CudaKernelPlan& in_kernels, const CudaSums::Batch* sums,
                  CopyDirection direction) const;
-  Status Complete(CopyLane& lane, CopyDone done);
-  Result<CUevent> Event(EventId event, EventState at_least) const CAIRN_EXCLUDES(mutex_);
+  Result<EventSlot> Event(EventId event, EventState at_least) const CAIRN_EXCLUDES(mutex_);
   Status CheckPinned(MutableBytes memory) const;
 
   [[nodiscard]] const CudaDriver& driver() const { return context_.driver(); }
 
   CudaContext context_;
   CudaKernels kernels_{context_};
-  // Outlives completions, which give its places back.
+  // Outlives the lanes' batches, which give its places back.
   CudaSums sums_{context_};
-  CudaCompletions completions_;
   const std::shared_ptr<RoomWaiters> waiters_ = std::make_shared<RoomWaiters>();
   // Constant after Open.
   std::vector<std::unique_ptr<CopyLane>> lanes_;
-  // Event n is at index n - 1.
-  std::vector<CUevent> events_;
   std::uint64_t max_pitch_ = 0;
 
   mutable Mutex mutex_;
-  std::vector<EventState> event_states_ CAIRN_GUARDED_BY(mutex_);
+  // Event n is at index n - 1.
+  std::vector<EventSlot> events_ CAIRN_GUARDED_BY(mutex_);
   std::vector<EventId> free_events_ CAIRN_GUARDED_BY(mutex_);
   CUdeviceptr staging_ CAIRN_GUARDED_BY(mutex_) = 0;
   // Registered by this device, not by that of another GPU.
@@ -124,26 +124,21 @@ class CudaDevice final : public Device {
 };
 
 CudaDevice::~CudaDevice() {
-  if (context_.sticky().ok()) {
-    const CudaContext::Scope scope(context_);
-    // If entering fails, the driver is shutting down or the context was reset, and all this is gone already.
-    if (scope.result() == CUDA_SUCCESS) {
-      for (const auto& lane : lanes_) {
-        for (CUstream stream : {lane->copies, lane->completions}) {
-          if (stream == nullptr) continue;
-          (void)driver().stream_synchronize(stream);
-          (void)driver().stream_destroy(stream);
-        }
-        if (lane->copied != nullptr) (void)driver().event_destroy(lane->copied);
-      }
-      for (CUevent event : events_) (void)driver().event_destroy(event);
-      kernels_.Unload();
-      sums_.Unload();
-      const MutexLock lock(mutex_);
-      if (staging_ != 0) (void)driver().mem_free(staging_);
-    }
+  for (const auto& lane : lanes_) lane->waiter.Close();
+  const MutexLock lock(mutex_);
+  for (EventSlot& event : events_) event.of_lane = nullptr;
+  if (!context_.sticky().ok()) return;
+  const CudaContext::Scope scope(context_);
+  // If entering fails, the driver is shutting down or the context was reset, and all this is gone already.
+  if (scope.result() != CUDA_SUCCESS) return;
+  for (const auto& lane : lanes_) {
+    if (lane->copies != nullptr) (void)driver().stream_destroy(lane->copies);
+    lane->waiter.DestroyEvents();
   }
-  completions_.Close();
+  for (const EventSlot& event : events_) (void)driver().event_destroy(event.own);
+  kernels_.Unload();
+  sums_.Unload();
+  if (staging_ != 0) (void)driver().mem_free(staging_);
 }
 
 Status CudaDevice::Open(const CudaDeviceOptions& options) {
@@ -172,25 +167,21 @@ Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
   max_pitch_ = static_cast<std::uint64_t>(std::max(max_pitch, 0));
   lanes_.reserve(static_cast<std::size_t>(options.lanes));
   for (int i = 0; i < options.lanes; ++i) CAIRN_RETURN_IF_ERROR(CreateLane());
-  events_.reserve(static_cast<std::size_t>(options.events));
+  const MutexLock lock(mutex_);
   for (int i = 0; i < options.events; ++i) {
     CUevent event = nullptr;
     CAIRN_RETURN_IF_ERROR(context_.Check(driver().event_create(&event, CU_EVENT_DISABLE_TIMING), "creating an event"));
-    events_.push_back(event);
+    events_.push_back({.own = event});
   }
-  const MutexLock lock(mutex_);
-  event_states_.assign(events_.size(), EventState::kFree);
   for (std::size_t n = events_.size(); n > 0; --n) free_events_.push_back(static_cast<EventId>(n));
   return Status::Ok();
 }
 
 Status CudaDevice::CreateLane() {
-  CopyLane& lane = *lanes_.emplace_back(std::make_unique<CopyLane>(waiters_));
-  for (CUstream* stream : {&lane.copies, &lane.completions}) {
-    CAIRN_RETURN_IF_ERROR(
-        context_.Check(driver().stream_create(stream, CU_STREAM_NON_BLOCKING), "creating a copy stream"));
-  }
-  return context_.Check(driver().event_create(&lane.copied, CU_EVENT_DISABLE_TIMING), "creating an event");
+  CopyLane& lane = *lanes_.emplace_back(std::make_unique<CopyLane>(context_, waiters_));
+  CAIRN_RETURN_IF_ERROR(
+      context_.Check(driver().stream_create(&lane.copies, CU_STREAM_NON_BLOCKING), "creating a copy stream"));
+  return lane.waiter.Start(kMaxBatches);
 }
 
 Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
@@ -297,40 +288,46 @@ Result<EventId> CudaDevice::AcquireEvent() {
   }
   const EventId event = free_events_.back();
   free_events_.pop_back();
-  event_states_[event - 1] = EventState::kAcquired;
+  events_[event - 1].state = EventState::kAcquired;
   return event;
 }
 
 void CudaDevice::ReleaseEvent(EventId event) {
   const MutexLock lock(mutex_);
-  if (event == 0 || event > event_states_.size() || event_states_[event - 1] == EventState::kFree) return;
-  event_states_[event - 1] = EventState::kFree;
+  if (event == 0 || event > events_.size() || events_[event - 1].state == EventState::kFree) return;
+  events_[event - 1].state = EventState::kFree;
+  events_[event - 1].of_lane = nullptr;
   free_events_.push_back(event);
 }
 
-Result<CUevent> CudaDevice::Event(EventId event, EventState at_least) const {
+Result<CudaDevice::EventSlot> CudaDevice::Event(EventId event, EventState at_least) const {
   const MutexLock lock(mutex_);
-  const EventState state = event == 0 || event > event_states_.size() ? EventState::kFree : event_states_[event - 1];
-  if (state == EventState::kFree) {
+  EventSlot found = event == 0 || event > events_.size() ? EventSlot() : events_[event - 1];
+  if (found.state == EventState::kFree) {
     return Error(StatusCode::kInvalidArgument, "cuda:{}: event {} was not acquired", context_.index(), event);
   }
-  if (state < at_least) {
+  if (found.state < at_least) {
     return Error(StatusCode::kFailedPrecondition, "cuda:{}: wait for event {}, which was not recorded",
                  context_.index(), event);
   }
-  return events_[event - 1];
+  return found;
 }
 
-Status CudaDevice::Record(CUstream stream, EventId event) {
-  CAIRN_ASSIGN_OR_RETURN(CUevent handle, Event(event, EventState::kAcquired));
-  CAIRN_RETURN_IF_ERROR(context_.Check(driver().event_record(handle, stream), "recording an event"));
+Status CudaDevice::Record(CUstream stream, EventId event, CudaEvent recorded) {
+  CAIRN_ASSIGN_OR_RETURN(const EventSlot slot, Event(event, EventState::kAcquired));
+  if (recorded == nullptr) {
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver().event_record(slot.own, stream), "recording an event"));
+  }
   const MutexLock lock(mutex_);
-  event_states_[event - 1] = EventState::kRecorded;
+  events_[event - 1].state = EventState::kRecorded;
+  events_[event - 1].of_lane = std::move(recorded);
   return Status::Ok();
 }
 
 Status CudaDevice::Wait(const CudaContext& context, CUstream stream, EventId event) {
-  CAIRN_ASSIGN_OR_RETURN(CUevent handle, Event(event, EventState::kRecorded));
+  // Held until the call has ended, so that no later batch records it before.
+  CAIRN_ASSIGN_OR_RETURN(const EventSlot slot, Event(event, EventState::kRecorded));
+  CUevent const handle = slot.of_lane != nullptr ? slot.of_lane.get() : slot.own;
   // Between two GPUs the error may be either's. Health asks this one itself; a sticky error here would lose it.
   return context.Check(driver().stream_wait_event(stream, handle, CU_EVENT_WAIT_DEFAULT), "waiting for an event");
 }
@@ -383,7 +380,7 @@ Status CudaDevice::RecordOnStream(Stream stream, EventId event) {
   }
   return context_.Run([&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(context_, stream));
-    return Record(handle, event);
+    return Record(handle, event, nullptr);
   });
 }
 
@@ -405,20 +402,22 @@ Status CudaDevice::StreamWait(Stream stream, EventId event) {
 Status CudaDevice::RecordOnLane(int lane, EventId event) {
   return context_.Run([&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(const CopyLane* found, Lane(lane));
-    return Record(found->copies, event);
+    return Record(found->copies, event, found->waiter.last());
   });
 }
 
 Status CudaDevice::LaneWait(int lane, EventId event) {
   return context_.Run([&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(const CopyLane* found, Lane(lane));
-    return Wait(context_, found->copies, event);
+    CAIRN_ASSIGN_OR_RETURN(CopyLane * found, Lane(lane));
+    CAIRN_RETURN_IF_ERROR(Wait(context_, found->copies, event));
+    found->waiter.Forget();
+    return Status::Ok();
   });
 }
 
 bool CudaDevice::HasRoom(int lane) const {
   const Result<CopyLane*> found = Lane(lane);
-  return !found.ok() || (*found)->room->HasRoom();
+  return !found.ok() || (*found)->room.HasRoom();
 }
 
 Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
@@ -431,24 +430,24 @@ Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
   const CudaKernelPlan in_kernels = kernels_.Serve(batch) ? TakeForKernels(batch) : CudaKernelPlan();
   CAIRN_ASSIGN_OR_RETURN(CudaCopyPlan plan, PlanCudaCopies(batch, max_pitch_));
   const std::size_t operations =
-      plan.sizes.size() + plan.rows.size() + in_kernels.size() + (sums ? sums->launches() : 0) + 2;
+      plan.sizes.size() + plan.rows.size() + in_kernels.size() + (sums ? sums->launches() : 0) + 1;
   return context_.Run([&] {
-    lane->room->Take(operations);  // Before the driver is called: other threads look for room meanwhile.
+    lane->room.Take(operations);  // Before the driver is called: other threads look for room meanwhile.
     Status status = Enqueue(*lane, plan, in_kernels, sums.get(), batch.direction);
     if (status.ok()) {
-      status = Complete(*lane,
-                        [room = lane->room, operations, sums, to = batch.sums, done = std::move(done)](Status outcome) {
-                          if (sums) sums->Combine(to);
-                          room->GiveBack(operations);
-                          done(std::move(outcome));
-                        });
+      status = lane->waiter.Record(lane->copies,
+                                   [lane, operations, sums, to = batch.sums, done = std::move(done)](Status ended) {
+                                     if (sums && ended.ok()) sums->Combine(to);
+                                     lane->room.GiveBack(operations);
+                                     done(std::move(ended));
+                                   });
     }
     if (status.ok()) return status;
     // Copies enqueued before the failed one still write, so wait for them before the caller may reuse its memory.
     if (const CUresult result = driver().stream_synchronize(lane->copies); result != CUDA_SUCCESS) {
-      return context_.SetSticky(result, "waiting for the copies before the one that failed");
+      status = context_.SetSticky(result, "waiting for the copies before the one that failed");
     }
-    lane->room->GiveBack(operations);
+    lane->room.GiveBack(operations);
     return status;
   });
 }
@@ -460,33 +459,13 @@ Status CudaDevice::Enqueue(CopyLane& lane, CudaCopyPlan& plan, const CudaKernelP
   return sums != nullptr ? sums->Launch(lane.copies) : Status::Ok();
 }
 
-// Has `done` called once the lane's copies so far are done.
-Status CudaDevice::Complete(CopyLane& lane, CopyDone done) {
-  CudaCompletions::Ticket* const ticket = completions_.Add(std::move(done));
-  const MutexLock lock(lane.mutex);
-  Status status = context_.Check(driver().event_record(lane.copied, lane.copies), "recording the end of a copy");
-  if (status.ok()) {
-    status = context_.Check(driver().stream_wait_event(lane.completions, lane.copied, CU_EVENT_WAIT_DEFAULT),
-                            "waiting for the end of a copy");
-  }
-  if (status.ok()) {
-    status = context_.Check(driver().launch_host_func(lane.completions, &CudaCompletions::HostFunction, ticket),
-                            "enqueueing a copy's completion");
-  }
-  if (status.ok()) return status;
-  completions_.Cancel(ticket);
-  return status;
-}
-
 Status CudaDevice::Health() {
   return context_.Run([&] {
     for (const auto& lane : lanes_) {
-      for (CUstream stream : {lane->copies, lane->completions}) {
-        // Any error of our own stream is the context's: no completion will come.
-        const CUresult result = driver().stream_query(stream);
-        if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
-          return context_.SetSticky(result, "work on the GPU");
-      }
+      // Any error of our own stream is the context's.
+      const CUresult result = driver().stream_query(lane->copies);
+      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+        return context_.SetSticky(result, "work on the GPU");
     }
     return Status::Ok();
   });

@@ -95,10 +95,10 @@ Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
   loader.Load("cuStreamSynchronize", 2000, &driver.stream_synchronize);
   loader.Load("cuStreamWaitEvent", 3020, &driver.stream_wait_event);
   loader.Load("cuStreamIsCapturing", 10000, &driver.stream_is_capturing);
-  loader.Load("cuLaunchHostFunc", 10000, &driver.launch_host_func);
   loader.Load("cuEventCreate", 2000, &driver.event_create);
   loader.Load("cuEventDestroy", 4000, &driver.event_destroy);
   loader.Load("cuEventRecord", 2000, &driver.event_record);
+  loader.Load("cuEventSynchronize", 2000, &driver.event_synchronize);
   LoadKernelFunctions(loader, driver);
   return loader.status();
 }

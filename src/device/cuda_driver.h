@@ -59,10 +59,10 @@ struct CudaDriver {
   PFN_cuStreamSynchronize_v2000 stream_synchronize = nullptr;
   PFN_cuStreamWaitEvent_v3020 stream_wait_event = nullptr;
   PFN_cuStreamIsCapturing_v10000 stream_is_capturing = nullptr;
-  PFN_cuLaunchHostFunc_v10000 launch_host_func = nullptr;
   PFN_cuEventCreate_v2000 event_create = nullptr;
   PFN_cuEventDestroy_v4000 event_destroy = nullptr;
   PFN_cuEventRecord_v2000 event_record = nullptr;
+  PFN_cuEventSynchronize_v2000 event_synchronize = nullptr;
 
   /// Null where the driver does not have all four.
   PFN_cuModuleLoadData_v2000 module_load_data = nullptr;

@@ -54,8 +54,8 @@ struct CopyBatch {
 /// The most operations that a batch for a device with streams may consist of; see InBatches.
 inline constexpr std::uint64_t kMaxBatchOperations = 128;
 
-/// Called once, from any thread, soon after the batch is done. It may only record that and wake a thread. It is not
-/// called after a sticky device error, which Device::Health returns.
+/// Called once, from any thread, soon after the batch has ended: with the sticky error if the device is lost, since its
+/// copies end with it. It may only record that and wake a thread.
 using CopyDone = std::function<void(Status)>;
 
 /// A point in a stream's order, created at Open. 0 is no event.
@@ -109,7 +109,7 @@ class Device {
   /// Has `wake` called whenever a full lane has room again, until it is destroyed: what fills a lane may be batches of
   /// others, whose `done` does not tell. Called like a CopyDone.
   virtual void WakeOnRoom(std::weak_ptr<const std::function<void()>> wake) = 0;
-  /// Enqueues the batch in its lane.
+  /// Enqueues the batch in its lane. `done` is called if this is Ok.
   virtual Status Copy(CopyBatch batch, CopyDone done) = 0;
   /// Ok, or the sticky error. Queries the lanes without waiting.
   virtual Status Health() = 0;

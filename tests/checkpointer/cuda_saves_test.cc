@@ -210,14 +210,14 @@ TEST_F(CudaSaves, AGpuThatIsSetUpLateLeavesOtherGpusSlotsInUseAlone) {
   ASSERT_NE(other, nullptr) << why_not;
   State late;
   AddMemory(late, other->MakeTensor(Pattern(1_MiB, 2)), 1_MiB, 1);
-  fake_cuda::HoldHostFunctions();
+  fake_cuda::HoldWaits();
   const auto staged = checkpointer_->Save(1, first);
   ASSERT_TRUE(staged.ok()) << staged.status();
   ASSERT_EQ(checkpointer_->Fence({.device = {DeviceKind::kCuda, 0}}, Deadline::In(kPatience)), Status::Ok());
 
   const auto save = checkpointer_->Save(2, late);
   ASSERT_TRUE(save.ok()) << save.status();
-  fake_cuda::ReleaseHostFunctions();
+  fake_cuda::ReleaseWaits();
   ASSERT_EQ(checkpointer_->Drain(Deadline::In(kPatience)), Status::Ok());
   const auto again = checkpointer_->Save(3, first);
   ASSERT_TRUE(again.ok()) << again.status();

@@ -89,8 +89,9 @@ TEST_P(CudaSchedule, SavesMixNoStepsAndRestoresAreExact) {
   fake_cuda::Reset();
 }
 
-// A busy host may call them seconds late: whoever waits for copies alone must not feel it.
-TEST(CudaLateHostFunctions, HoldTheSaveButNeitherTheFenceNorTheTrainersStream) {
+// On a busy host the threads that wait for copies may wake seconds late: whoever waits for copies alone must not feel
+// it.
+TEST(CudaLateCpu, HoldsTheSaveButNeitherTheFenceNorTheTrainersStream) {
   fake_cuda::Reset();
   const Machine machine{"", 2, 16 * kMiB, 0};
   {
@@ -100,7 +101,7 @@ TEST(CudaLateHostFunctions, HoldTheSaveButNeitherTheFenceNorTheTrainersStream) {
     ASSERT_TRUE(opened.ok()) << opened.status();
     const std::unique_ptr<Checkpointer> checkpointer = *std::move(opened);
     model.Write(1);
-    fake_cuda::HoldHostFunctions();
+    fake_cuda::HoldWaits();
 
     const auto save = checkpointer->Save(1, model.state(), {.streams = model.streams()});
     ASSERT_TRUE(save.ok()) << save.status();
@@ -108,7 +109,7 @@ TEST(CudaLateHostFunctions, HoldTheSaveButNeitherTheFenceNorTheTrainersStream) {
     model.Write(2);
     model.Expect(2);
     EXPECT_LT(save->stats().phase, SavePhase::kCaptured);
-    fake_cuda::ReleaseHostFunctions();
+    fake_cuda::ReleaseWaits();
 
     EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
     EXPECT_TRUE(checkpointer->Restore(Latest(), model.state(), {.streams = model.streams()}).ok());

@@ -1,4 +1,4 @@
-// A storm on the driver's double: saves of one GPU or both, fences, restores beside them, host functions that are late,
+// A storm on the driver's double: saves of one GPU or both, fences, restores beside them, CPUs that are late,
 // and the loss of a GPU, in an order that a seed chooses. Whatever happens: every checkpoint is of one step, what one
 // GPU does not need goes on without it, and nothing of the driver's is left.
 //
@@ -52,7 +52,7 @@ class Storm {
       ASSERT_TRUE(opened.ok()) << opened.status();
       checkpointer_ = *std::move(opened);
       std::atomic<bool> over = false;
-      std::thread late([&] { HoldHostFunctions(over); });
+      std::thread late([&] { HoldWaits(over); });
       std::thread restoring([&] { Restore(over); });
       for (std::uint32_t action = 1; action <= kActions && !testing::Test::HasFailure(); ++action) Act(action);
       over = true;
@@ -205,11 +205,11 @@ class Storm {
     }
   }
 
-  static void HoldHostFunctions(const std::atomic<bool>& over) {
+  static void HoldWaits(const std::atomic<bool>& over) {
     while (!over) {
-      fake_cuda::HoldHostFunctions();
+      fake_cuda::HoldWaits();
       for (int turn = 0; turn < 200; ++turn) std::this_thread::yield();
-      fake_cuda::ReleaseHostFunctions();
+      fake_cuda::ReleaseWaits();
       for (int turn = 0; turn < 200; ++turn) std::this_thread::yield();
     }
   }

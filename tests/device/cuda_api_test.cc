@@ -73,7 +73,6 @@ SAME_TYPE(::CUDA_MEMCPY2D, ::cairn::CUDA_MEMCPY2D);
 
 static_assert(std::is_same_v<::CUdevice, CUdevice> && std::is_same_v<::CUdeviceptr, CUdeviceptr>);
 static_assert(std::is_same_v<::cuuint32_t, cuuint32_t> && sizeof(::cuuint64_t) == sizeof(cuuint64_t));
-static_assert(std::is_same_v<::CUhostFn, CUhostFn>);
 static_assert(CU_MEMHOSTREGISTER_PORTABLE == kMemHostRegisterPortable);
 static_assert(CU_MEMHOSTREGISTER_DEVICEMAP == kMemHostRegisterDeviceMap);
 
@@ -140,6 +139,7 @@ SAME_VALUE(CU_MEMORYTYPE_DEVICE);
 SAME_VALUE(CU_STREAM_DEFAULT);
 SAME_VALUE(CU_STREAM_NON_BLOCKING);
 SAME_VALUE(CU_EVENT_DEFAULT);
+SAME_VALUE(CU_EVENT_BLOCKING_SYNC);
 SAME_VALUE(CU_EVENT_DISABLE_TIMING);
 SAME_VALUE(CU_EVENT_WAIT_DEFAULT);
 SAME_VALUE(CU_STREAM_WAIT_VALUE_GEQ);
@@ -222,7 +222,6 @@ SAME_FUNCTION(PFN_cuStreamEndCapture_v10000);
 SAME_FUNCTION(PFN_cuGraphDestroy_v10000);
 SAME_FUNCTION(PFN_cuStreamWaitValue32_v11070);
 SAME_FUNCTION(PFN_cuStreamWriteValue32_v11070);
-SAME_FUNCTION(PFN_cuLaunchHostFunc_v10000);
 SAME_FUNCTION(PFN_cuEventCreate_v2000);
 SAME_FUNCTION(PFN_cuEventDestroy_v4000);
 SAME_FUNCTION(PFN_cuEventRecord_v2000);

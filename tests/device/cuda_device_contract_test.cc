@@ -140,8 +140,8 @@ TEST_P(CudaDeviceContract, StagesStridedTensors) {
   EXPECT_EQ(device().AllocateStaging(1).status().code(), StatusCode::kFailedPrecondition);
 }
 
-// The driver calls host functions when a CPU is free. Copies behind one must not wait for that, nor a caller's stream.
-TEST_P(CudaDeviceContract, ALateHostFunctionHoldsUpNoCopy) {
+// A batch's end is told when a CPU is free. Copies behind it must not wait for that, nor a caller's stream.
+TEST_P(CudaDeviceContract, ALateCpuHoldsUpNoCopy) {
   const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(4096, 1)), 4096);
   const MutableBytes chunk = under_test_->MakeHostMemory(8192);
   const Stream stream = under_test_->MakeStream();
@@ -164,7 +164,7 @@ TEST_P(CudaDeviceContract, ALateHostFunctionHoldsUpNoCopy) {
   EXPECT_EQ(Copied(chunk.subspan(4096, 4096)), Pattern(4096, 1));
   cpu_is_free.set_value();
 
-  EXPECT_TRUE(first.get_future().get()) << "the caller's stream waited for the host function";
+  EXPECT_TRUE(first.get_future().get()) << "the caller's stream waited for the CPU";
   EXPECT_EQ(second.get_future().get(), Status::Ok());
 }
 

@@ -71,12 +71,12 @@ TEST_F(CudaFaults, TooOldADriverIsAnErrorThatNamesBothVersions) {
 }
 
 TEST_F(CudaFaults, MissingFunctionIsAnErrorThatNamesIt) {
-  fake_cuda::Hide("cuLaunchHostFunc");
+  fake_cuda::Hide("cuEventSynchronize");
 
   const Status status = MakeCudaDevice({}).status();
 
   EXPECT_EQ(status.code(), StatusCode::kDeviceError);
-  EXPECT_THAT(status.message(), HasSubstr("cuLaunchHostFunc"));
+  EXPECT_THAT(status.message(), HasSubstr("cuEventSynchronize"));
 }
 
 TEST_F(CudaFaults, NoGpuIsUnsupportedButAFailedStartIsAnError) {
@@ -266,7 +266,7 @@ TEST_F(CudaFaults, CopiesBeforeAFailedOneEndBeforeTheErrorReturns) {
 
 TEST_F(CudaFaults, RefusedCompletionFailsTheBatchAfterItsCopies) {
   MakeDevice();
-  fake_cuda::Fail("cuLaunchHostFunc", CUDA_ERROR_NOT_SUPPORTED);
+  fake_cuda::Fail("cuEventRecord", CUDA_ERROR_NOT_SUPPORTED);
 
   EXPECT_EQ(device().Copy(Batch(), NeverCalled()).code(), StatusCode::kDeviceError);
 
@@ -282,13 +282,13 @@ TEST_F(CudaFaults, RoomInAFullLaneWakesWhoeverAskedForIt) {
     std::promise<void> woken;
     const auto wake = std::make_shared<const std::function<void()>>([&] { woken.set_value(); });
     device().WakeOnRoom(wake);
-    fake_cuda::HoldHostFunctions();
+    fake_cuda::HoldWaits();
     int batches = 0;
     for (; device().HasRoom(0); ++batches) ASSERT_EQ(device().Copy(Batch(), [](const Status&) {}), Status::Ok());
 
     EXPECT_GT(batches, 20);
     EXPECT_TRUE(device().HasRoom(1));
-    fake_cuda::ReleaseHostFunctions();
+    fake_cuda::ReleaseWaits();
 
     woken.get_future().wait();
     EXPECT_TRUE(device().HasRoom(0));
@@ -307,7 +307,7 @@ TEST_F(CudaFaults, RefusedBatchesTakeNoRoom) {
   EXPECT_TRUE(device().HasRoom(0));
 }
 
-TEST_F(CudaFaults, StickyErrorFailsLaterCallsAndStopsCompletions) {
+TEST_F(CudaFaults, StickyErrorEndsWhatIsUnderWayAndFailsLaterCalls) {
   MakeDevice();
   const EventId event = *device().AcquireEvent();
   const Stream stream = cuda_->MakeStream();
@@ -315,15 +315,16 @@ TEST_F(CudaFaults, StickyErrorFailsLaterCallsAndStopsCompletions) {
   cuda_->LaunchOnHost(stream, [opened = release.get_future().share()] { opened.wait(); });
   ASSERT_EQ(device().RecordOnStream(stream, event), Status::Ok());
   ASSERT_EQ(device().LaneWait(0, event), Status::Ok());
-  auto token = std::make_shared<int>(0);
-  ASSERT_EQ(device().Copy(Batch(), [token](const Status&) { ADD_FAILURE(); }), Status::Ok());
+  std::promise<Status> done;
+  ASSERT_EQ(device().Copy(Batch(), [&](Status status) { done.set_value(std::move(status)); }), Status::Ok());
 
   fake_cuda::SetSticky(CUDA_ERROR_ECC_UNCORRECTABLE);
   release.set_value();
-  const Status sticky = device().Health();
+  const Status sticky = done.get_future().get();
 
   EXPECT_EQ(sticky.code(), StatusCode::kDeviceError);
   EXPECT_THAT(sticky.message(), HasSubstr("CUDA_ERROR_ECC_UNCORRECTABLE"));
+  EXPECT_EQ(device().Health(), sticky);
   EXPECT_EQ(device().Copy(Batch(), NeverCalled()), sticky);
   EXPECT_EQ(device().RecordOnLane(0, event), sticky);
   EXPECT_EQ(device().LaneWait(0, event), sticky);
@@ -333,13 +334,84 @@ TEST_F(CudaFaults, StickyErrorFailsLaterCallsAndStopsCompletions) {
   EXPECT_EQ(device().AllocateStaging(1).status(), sticky);
   EXPECT_EQ(device().CheckLayout(tensors_[0]), sticky);
   EXPECT_EQ(device().PinMemory(cuda_->MakePlainMemory(4096)), sticky);
+  EXPECT_TRUE(device().HasRoom(0)) << "nothing is outstanding any more";
   device().ReleaseEvent(event);
-  // The device's destructor also destroys the callback.
-  cuda_->DestroyDevice();
-  EXPECT_EQ(token.use_count(), 1);
 }
 
-TEST_F(CudaFaults, CopyOfBadMemoryIsReportedByHealth) {
+// Whatever is wrong with the wait, nobody else will hear of the copies before it.
+TEST_F(CudaFaults, AnyErrorOfAWaitIsSticky) {
+  MakeDevice();
+  fake_cuda::Fail("cuEventSynchronize", CUDA_ERROR_INVALID_HANDLE);
+
+  const Status status = CopyAndWait(device(), Batch());
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_INVALID_HANDLE"));
+  EXPECT_EQ(device().Health(), status);
+}
+
+TEST_F(CudaFaults, AChunkOfOnePieceTakesTwoOperations) {
+  MakeDevice();
+  const EventId event = *device().AcquireEvent();
+  const int before = fake_cuda::Calls("cuEventRecord");
+  fake_cuda::HoldWork();
+  int batches = 0;
+
+  for (; device().HasRoom(0); ++batches) {
+    ASSERT_EQ(device().Copy({.pieces = {{&tensors_[0], 0, kBytes, chunk_.data()}}}, [](const Status&) {}),
+              Status::Ok());
+    ASSERT_EQ(device().RecordOnLane(0, event), Status::Ok());
+  }
+
+  EXPECT_EQ(batches, 128);
+  EXPECT_EQ(fake_cuda::Calls("cuEventRecord"), before + batches) << "one event ends the batch and stands for it";
+  fake_cuda::ReleaseWork();
+  ASSERT_EQ(CopyAndWait(device(), {}), Status::Ok());
+}
+
+// The event at the end of a batch serves the fence and the thread that waits; each may be the last to let go of it.
+TEST_F(CudaFaults, EventsOfALaneAreUsedAgainAndOnlyThen) {
+  MakeDevice();
+  const int created = fake_cuda::Calls("cuEventCreate");
+  const Stream stream = cuda_->MakeStream();
+  const EventId event = *device().AcquireEvent();
+  ASSERT_EQ(CopyAndWait(device(), Batch()), Status::Ok());
+  ASSERT_EQ(device().RecordOnLane(0, event), Status::Ok());
+  for (int time = 0; time < 300; ++time) ASSERT_EQ(CopyAndWait(device(), {}), Status::Ok());
+  EXPECT_EQ(fake_cuda::Calls("cuEventCreate"), created) << "events are created at Open";
+
+  // Still the first batch's, not that of a later one in the lane, which is held here.
+  fake_cuda::HoldWork();
+  ASSERT_EQ(device().Copy(Batch(), [](const Status&) {}), Status::Ok());
+  ASSERT_EQ(device().StreamWait(stream, event), Status::Ok());
+  device().ReleaseEvent(event);
+  fake_cuda::ReleaseWork();
+  cuda_->Synchronize(stream);
+  ASSERT_EQ(CopyAndWait(device(), {}), Status::Ok());
+}
+
+TEST_F(CudaFaults, AnEventOnALaneStandsForAWaitThatNoBatchFollows) {
+  MakeDevice();
+  const Stream trainer = cuda_->MakeStream();
+  const Stream other = cuda_->MakeStream();
+  const EventId before = *device().AcquireEvent();
+  const EventId after = *device().AcquireEvent();
+  ASSERT_EQ(CopyAndWait(device(), Batch()), Status::Ok());
+  std::promise<void> release;
+  cuda_->LaunchOnHost(trainer, [opened = release.get_future().share()] { opened.wait(); });
+  ASSERT_EQ(device().RecordOnStream(trainer, before), Status::Ok());
+
+  ASSERT_EQ(device().LaneWait(0, before), Status::Ok());
+  ASSERT_EQ(device().RecordOnLane(0, after), Status::Ok());
+  ASSERT_EQ(device().StreamWait(other, after), Status::Ok());
+  const auto reached = std::async(std::launch::async, [&] { cuda_->Synchronize(other); });
+
+  EXPECT_EQ(reached.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  release.set_value();
+  reached.wait();
+}
+
+TEST_F(CudaFaults, CopyOfBadMemoryIsReportedByItsBatch) {
   MakeDevice();
   const StridedLayout beyond = Contiguous(tensors_[0].base + 1, kBytes);
   // The lane waits until the whole batch is enqueued.
@@ -350,12 +422,15 @@ TEST_F(CudaFaults, CopyOfBadMemoryIsReportedByHealth) {
   ASSERT_EQ(device().RecordOnStream(stream, event), Status::Ok());
   ASSERT_EQ(device().LaneWait(0, event), Status::Ok());
 
-  EXPECT_EQ(device().Copy({.pieces = {{&beyond, 0, kBytes, chunk_.data()}}}, NeverCalled()), Status::Ok());
+  std::promise<Status> done;
+  EXPECT_EQ(device().Copy({.pieces = {{&beyond, 0, kBytes, chunk_.data()}}},
+                          [&](Status status) { done.set_value(std::move(status)); }),
+            Status::Ok());
   release.set_value();
-  Status health;
-  while (health.ok()) health = device().Health();
+  const Status lost = done.get_future().get();
 
-  EXPECT_THAT(health.message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+  EXPECT_THAT(lost.message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+  EXPECT_EQ(device().Health(), lost);
 }
 
 TEST_F(CudaFaults, StickyErrorWithinABatchFailsTheBatch) {
@@ -380,8 +455,7 @@ TEST_F(CudaFaults, AnyErrorOfAnIdleLaneIsSticky) {
 
 TEST_F(CudaFaults, ErrorOfTheLastLaneIsFound) {
   MakeDevice();
-  // Each lane has two streams.
-  fake_cuda::Fail("cuStreamQuery", CUDA_ERROR_LAUNCH_FAILED, 2 * device().lanes() - 1);
+  fake_cuda::Fail("cuStreamQuery", CUDA_ERROR_LAUNCH_FAILED, device().lanes() - 1);
 
   const Status status = device().Health();
 
@@ -393,11 +467,11 @@ TEST_F(CudaFaults, DestructorSurvivesADriverThatShutDownFirst) {
   Result<std::unique_ptr<Device>> made = MakeCudaDevice({});
   ASSERT_EQ(made.status(), Status::Ok());
   fake_cuda::Fail("cuCtxPushCurrent", CUDA_ERROR_DEINITIALIZED);
-  const int synchronized = fake_cuda::Calls("cuStreamSynchronize");
+  const int destroyed = fake_cuda::Calls("cuStreamDestroy");
 
   *made = nullptr;
 
-  EXPECT_EQ(fake_cuda::Calls("cuStreamSynchronize"), synchronized);
+  EXPECT_EQ(fake_cuda::Calls("cuStreamDestroy"), destroyed);
 }
 
 }  // namespace

@@ -4,9 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <future>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -42,19 +39,6 @@ bool FindAll(CudaTestFunctions& functions) {
 CUdeviceptr Address(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
 }  // namespace
-
-struct CudaUnderTest::Launch {
-  // True: the stream reached it. False: it never will.
-  std::promise<bool> reached;
-  bool answered = false;
-  std::mutex mutex;
-  std::thread thread;
-
-  void Answer(bool has_come) {
-    const std::lock_guard lock(mutex);
-    if (!std::exchange(answered, true)) reached.set_value(has_come);
-  }
-};
 
 CudaUnderTest::CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions, int gpu)
     : context_(std::move(driver), gpu), functions_(functions) {}
@@ -93,13 +77,11 @@ CudaUnderTest::~CudaUnderTest() {
     const CudaContext::Scope scope(context_);
     for (const Stream& stream : streams_) (void)context_.driver().stream_synchronize(Handle(stream));
   }
-  for (const auto& launch : launches_) {
-    launch->Answer(false);
-    launch->thread.join();
-  }
+  for (std::thread& launch : launches_) launch.join();
   DestroyDevice();
   {
     const CudaContext::Scope scope(context_);
+    for (CUevent event : events_) (void)context_.driver().event_destroy(event);
     for (const Stream& stream : streams_) (void)context_.driver().stream_destroy(Handle(stream));
     for (const CUdeviceptr tensor : tensors_) (void)context_.driver().mem_free(tensor);
   }
@@ -173,22 +155,23 @@ void CudaUnderTest::LaunchOnHost(Stream stream, std::function<void()> work) {
   const std::size_t slot = launches_.size();
   ASSERT_LT(slot, kFlagBytes / sizeof(cuuint32_t));
   const CUdeviceptr flag = Address(flags_.data()) + slot * sizeof(cuuint32_t);
-  launches_.push_back(std::make_unique<Launch>());
-  Launch* const launch = launches_.back().get();
-  launch->thread = std::thread([this, flag, work = std::move(work), reached = launch->reached.get_future()]() mutable {
-    if (!reached.get()) return;
-    work();
-    work = nullptr;
-    const CudaContext::Scope scope(context_);
-    (void)functions_.stream_write_value(Handle(own_), flag, 1, CU_STREAM_WRITE_VALUE_DEFAULT);
-  });
-  EXPECT_EQ(context_.Run([&]() -> Status {
-    const auto reach = [](void* argument) { static_cast<Launch*>(argument)->Answer(true); };
-    CAIRN_RETURN_IF_ERROR(
-        context_.Check(context_.driver().launch_host_func(Handle(stream), reach, launch), "launching"));
+  const CudaDriver& driver = context_.driver();
+  CUevent reached = nullptr;
+  ASSERT_EQ(context_.Run([&]() -> Status {
+    const unsigned int flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver.event_create(&reached, flags), "launching"));
+    events_.push_back(reached);
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver.event_record(reached, Handle(stream)), "launching"));
     return context_.Check(functions_.stream_wait_value(Handle(stream), flag, 1, CU_STREAM_WAIT_VALUE_GEQ), "launching");
   }),
             Status::Ok());
+  launches_.emplace_back([this, flag, reached, work = std::move(work)]() mutable {
+    const CudaContext::Scope scope(context_);
+    if (context_.driver().event_synchronize(reached) != CUDA_SUCCESS) return;
+    work();
+    work = nullptr;
+    (void)functions_.stream_write_value(Handle(own_), flag, 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+  });
 }
 
 void CudaUnderTest::LaunchWrite(Stream stream, std::byte* at, std::vector<std::byte> contents) {

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/cuda_context.h"
@@ -62,10 +63,9 @@ class CudaUnderTest final : public DeviceUnderTest {
   std::vector<MutableBytes> pinned_;
   MutableBytes scratch_;
 
-  // LaunchOnHost runs its work on a separate thread while the stream waits for a flag. A host function that waits would
-  // delay those of other streams, because the driver may run them one at a time.
-  struct Launch;
-  std::vector<std::unique_ptr<Launch>> launches_;
+  // LaunchOnHost runs its work on a separate thread, which waits for an event while the stream waits for a flag.
+  std::vector<std::thread> launches_;
+  std::vector<CUevent> events_;
   MutableBytes flags_;
 };
 

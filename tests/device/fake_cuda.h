@@ -36,16 +36,16 @@ void Fail(const std::string& function, CUresult result, int after = 0);
 void SetSticky(CUresult result);
 void SetSticky(CUresult result, int gpu);
 
-/// Streams run in one of the legal orders, chosen by the seed, with delays: an operation runs long after it could. 0,
-/// the default, runs each as soon as possible.
+/// Streams run in one of the legal orders, chosen by the seed, with delays: an operation runs, and a thread that waits
+/// for an event wakes, long after it could. 0, the default: each as soon as possible.
 void SetSchedule(std::uint64_t seed);
 [[nodiscard]] std::uint64_t Seed();
 /// No operation begins between the two.
 void HoldWork();
 void ReleaseWork();
-/// No host function begins between the two. What is behind it in its stream waits as well.
-void HoldHostFunctions();
-void ReleaseHostFunctions();
+/// No cuEventSynchronize ends between the two: no CPU is free for the threads that wait for events.
+void HoldWaits();
+void ReleaseWaits();
 
 struct Launch {
   std::array<unsigned int, 3> grid{};
@@ -67,8 +67,9 @@ void DefineCairnsKernels();
 /// Calls that waited because a stream already had 1,024 operations outstanding (a batch counts each of its copies): the
 /// call that found it full, and others, which the driver's lock then keeps out.
 [[nodiscard]] int BlockedLaunches();
-/// One line for each: pageable memory in a copy, a wait for an event that was never recorded, a handle of another
-/// context, a call without a context or by a host function.
+/// One line for each: pageable memory in a copy, a wait for an event that was never recorded, a thread that spins until
+/// an event, an event that is recorded again or destroyed while a thread waits for it, a handle of another context, a
+/// call without a context.
 [[nodiscard]] std::vector<std::string> Misuses();
 /// Streams, events, allocations, registered ranges, modules and retained contexts that were created and not released,
 /// also if their context is gone. Of a lost context only whether it is retained: the driver frees the rest with it, and

@@ -27,7 +27,7 @@ class FakeCudaTest : public testing::Test {
     ASSERT_EQ(driver_->ctx_push_current(contexts_[0]), CUDA_SUCCESS);
   }
   void TearDown() override {
-    fake_cuda::ReleaseHostFunctions();
+    fake_cuda::ReleaseWaits();
     fake_cuda::ReleaseWork();
     CUcontext popped = nullptr;
     EXPECT_EQ(driver_->ctx_pop_current(&popped), CUDA_SUCCESS);
@@ -52,9 +52,9 @@ class FakeCudaTest : public testing::Test {
     EXPECT_EQ(cuda().stream_create(&stream, flags), CUDA_SUCCESS);
     return stream;
   }
-  CUevent MakeEvent() {
+  CUevent MakeEvent(unsigned int flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) {
     CUevent event = nullptr;
-    EXPECT_EQ(cuda().event_create(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    EXPECT_EQ(cuda().event_create(&event, flags), CUDA_SUCCESS);
     return event;
   }
   CUdeviceptr MakeGpuMemory(std::size_t bytes) {

@@ -1,4 +1,4 @@
-// The driver's double itself: contexts, handles, events, the launch queue, host functions and the schedule.
+// The driver's double itself: contexts, handles, events, the launch queue and the schedule.
 #include <future>
 #include <set>
 #include <string>
@@ -10,6 +10,7 @@ namespace cairn {
 namespace {
 
 using testing::Contains;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -77,17 +78,20 @@ TEST_F(FakeCudaStreams, WhatAContextStillHasAtItsEndCountsAsLeft) {
 
 TEST_F(FakeCudaStreams, WorkOfADestroyedStreamStillRuns) {
   const CUstream stream = MakeStream();
-  std::promise<void> called;
+  const CUevent event = MakeEvent();
+  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  std::byte* const host = MakePinned(kBytes);
   fake_cuda::HoldWork();
-  ASSERT_EQ(cuda().launch_host_func(
-                stream, [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }, &called),
-            CUDA_SUCCESS);
+  ASSERT_EQ(Find<PFN_cuMemsetD8Async_v3020>("cuMemsetD8Async", 3020)(at, 7, kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().memcpy_async(Address(host), at, kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
 
   // Returns although nothing has run.
   ASSERT_EQ(cuda().stream_destroy(stream), CUDA_SUCCESS);
   fake_cuda::ReleaseWork();
 
-  called.get_future().wait();
+  EXPECT_EQ(cuda().event_synchronize(event), CUDA_SUCCESS);
+  EXPECT_EQ(host[kBytes - 1], std::byte{7});
 }
 
 TEST_F(FakeCudaStreams, WaitForAnEventThatWasNeverRecordedIsMisuse) {
@@ -184,7 +188,6 @@ TEST_F(FakeCudaStreams, CallThatWaitsForAPlaceInAFullQueueFailsWithItsContext) {
 
 TEST_F(FakeCudaStreams, EventIsReachedWhenTheWorkBeforeItHasRun) {
   const auto event_query = Find<PFN_cuEventQuery_v2000>("cuEventQuery", 2000);
-  const auto event_synchronize = Find<PFN_cuEventSynchronize_v2000>("cuEventSynchronize", 2000);
   const CUstream stream = MakeStream();
   const CUevent event = MakeEvent();
   fake_cuda::HoldWork();
@@ -194,7 +197,7 @@ TEST_F(FakeCudaStreams, EventIsReachedWhenTheWorkBeforeItHasRun) {
   EXPECT_EQ(cuda().stream_query(stream), CUDA_ERROR_NOT_READY);
   fake_cuda::ReleaseWork();
 
-  EXPECT_EQ(event_synchronize(event), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().event_synchronize(event), CUDA_SUCCESS);
   EXPECT_EQ(event_query(event), CUDA_SUCCESS);
 }
 
@@ -273,86 +276,95 @@ TEST_F(FakeCudaQueue, BatchCountsEachOfItsCopies) {
   launches.join();
 }
 
-using FakeCudaHostFunctions = FakeCudaTest;
-
-struct Probe {
-  const CudaDriver* driver = nullptr;
-  CUstream stream = nullptr;
-  CUresult result = CUDA_SUCCESS;
-  static void Call(void* self) {
-    auto* probe = static_cast<Probe*>(self);
-    probe->result = probe->driver->stream_query(probe->stream);
+class FakeCudaWaits : public FakeCudaTest {
+ protected:
+  // On a thread that waits for the event, with the context current.
+  std::future<CUresult> Await(CUevent event) {
+    const int before = fake_cuda::Calls("cuEventSynchronize");
+    auto waits = std::async(std::launch::async,
+                            [this, event] { return On(0, [&] { return cuda().event_synchronize(event); }); });
+    while (fake_cuda::Calls("cuEventSynchronize") == before) std::this_thread::yield();
+    return waits;
+  }
+  static bool Ended(const std::future<CUresult>& waits) {
+    return waits.wait_for(std::chrono::milliseconds(50)) == std::future_status::ready;
   }
 };
 
-TEST_F(FakeCudaHostFunctions, DriverCallIsNotPermitted) {
+TEST_F(FakeCudaWaits, HeldOnesHoldNoStream) {
   const CUstream stream = MakeStream();
-  Probe probe{.driver = driver_.get(), .stream = stream};
+  const CUevent event = MakeEvent();
+  fake_cuda::HoldWaits();
+  ASSERT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
+  auto waits = Await(event);
 
-  ASSERT_EQ(cuda().launch_host_func(stream, &Probe::Call, &probe), CUDA_SUCCESS);
-  ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+  EXPECT_FALSE(Ended(waits));
+  fake_cuda::ReleaseWaits();
 
-  EXPECT_EQ(probe.result, CUDA_ERROR_NOT_PERMITTED);
-  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("cuStreamQuery: called by a host function")));
+  EXPECT_EQ(waits.get(), CUDA_SUCCESS);
 }
 
-TEST_F(FakeCudaHostFunctions, HeldOnesHoldTheirStreamButNoOther) {
-  const CUstream held = MakeStream();
-  const CUstream other = MakeStream();
-  std::promise<void> called;
-  fake_cuda::HoldHostFunctions();
-  ASSERT_EQ(cuda().launch_host_func(
-                held, [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }, &called),
-            CUDA_SUCCESS);
+TEST_F(FakeCudaWaits, EndWithTheErrorOfALostContext) {
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent();
+  fake_cuda::HoldWork();
+  ASSERT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
+  auto waits = Await(event);
+  EXPECT_FALSE(Ended(waits));
 
-  EXPECT_EQ(cuda().stream_synchronize(other), CUDA_SUCCESS);
-  EXPECT_EQ(cuda().stream_query(held), CUDA_ERROR_NOT_READY);
-  fake_cuda::ReleaseHostFunctions();
+  fake_cuda::SetSticky(CUDA_ERROR_LAUNCH_FAILED, 0);
 
-  EXPECT_EQ(cuda().stream_synchronize(held), CUDA_SUCCESS);
-  called.get_future().wait();
+  EXPECT_EQ(waits.get(), CUDA_ERROR_LAUNCH_FAILED);
 }
 
-TEST_F(FakeCudaHostFunctions, OneAtATimeForAllStreams) {
-  struct Count {
-    std::atomic<int> now = 0;
-    std::atomic<int> most = 0;
-  } count;
-  const auto busy = [](void* argument) {
-    auto* counted = static_cast<Count*>(argument);
-    counted->most = std::max(counted->most.load(), ++counted->now);
-    std::this_thread::yield();
-    --counted->now;
-  };
-  std::vector<CUstream> streams;
-  for (int i = 0; i < 8; ++i) streams.push_back(MakeStream());
+TEST_F(FakeCudaWaits, SpinningIsMisuse) {
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent(CU_EVENT_DISABLE_TIMING);
+  ASSERT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
 
-  for (const CUstream stream : streams) ASSERT_EQ(cuda().launch_host_func(stream, busy, &count), CUDA_SUCCESS);
-  for (const CUstream stream : streams) ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().event_synchronize(event), CUDA_SUCCESS);
 
-  EXPECT_EQ(count.most, 1);
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("CU_EVENT_BLOCKING_SYNC")));
+}
+
+TEST_F(FakeCudaWaits, EventIsNotTouchedWhileAThreadWaitsForIt) {
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent();
+  fake_cuda::HoldWaits();
+  ASSERT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
+  auto waits = Await(event);
+
+  EXPECT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().event_destroy(event), CUDA_SUCCESS);
+  fake_cuda::ReleaseWaits();
+
+  EXPECT_EQ(waits.get(), CUDA_SUCCESS);
+  EXPECT_THAT(fake_cuda::Misuses(),
+              ElementsAre(HasSubstr("cuEventRecord: a thread waits"), HasSubstr("cuEventDestroy: a thread waits")));
 }
 
 using FakeCudaSchedule = FakeCudaTest;
 
 TEST_F(FakeCudaSchedule, SeedsChooseDifferentOrdersOfStreamsThatWaitForNothing) {
-  struct Note {
-    std::string* order;
-    char name;
-  };
   std::set<std::string> orders;
+  std::string order;
+  fake_cuda::DefineKernel("note", {.argument_bytes = {sizeof(char)}, .run = [&order](const auto&, void** arguments) {
+                                     order += *static_cast<const char*>(arguments[0]);
+                                   }});
+  CUmodule module = nullptr;
+  CUfunction note = nullptr;
+  ASSERT_EQ(cuda().module_load_data(&module, ".version 8.0\n.target sm_70\n"), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().module_get_function(&note, module, "note"), CUDA_SUCCESS);
   const std::vector<CUstream> streams{MakeStream(), MakeStream(), MakeStream()};
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     fake_cuda::SetSchedule(seed);
-    std::string order;
-    std::vector<Note> notes{{&order, 'a'}, {&order, 'b'}, {&order, 'c'}};
+    order.clear();
     fake_cuda::HoldWork();
     for (std::size_t i = 0; i < streams.size(); ++i) {
-      const auto note = [](void* argument) {
-        const auto* noted = static_cast<const Note*>(argument);
-        *noted->order += noted->name;
-      };
-      ASSERT_EQ(cuda().launch_host_func(streams[i], note, &notes[i]), CUDA_SUCCESS);
+      char name = static_cast<char>('a' + i);
+      std::array<void*, 1> arguments = {&name};
+      ASSERT_EQ(cuda().launch_kernel(note, 1, 1, 1, 1, 1, 1, 0, streams[i], arguments.data(), nullptr), CUDA_SUCCESS);
     }
     fake_cuda::ReleaseWork();
     for (const CUstream stream : streams) ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
@@ -360,6 +372,7 @@ TEST_F(FakeCudaSchedule, SeedsChooseDifferentOrdersOfStreamsThatWaitForNothing) 
   }
 
   EXPECT_EQ(orders.size(), 6U);
+  EXPECT_EQ(cuda().module_unload(module), CUDA_SUCCESS);
 }
 
 TEST_F(FakeCudaSchedule, EveryOrderKeepsAStreamsOwn) {

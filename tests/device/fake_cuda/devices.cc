@@ -93,7 +93,7 @@ CUresult PrimaryCtxRetain(CUcontext* context, CUdevice device) {
   FAKE_CUDA_ENTER("cuDevicePrimaryCtxRetain", kStarted);
   Context& mine = driver().contexts[device];
   mine.gpu = device;
-  StartThreads();
+  StartThread();
   if (mine.retained++ == 0) mine.legacy = MakeStream(mine, true);
   *context = reinterpret_cast<CUcontext>(&mine);
   return CUDA_SUCCESS;
@@ -116,7 +116,7 @@ CUresult PrimaryCtxRelease(CUdevice device) {
   for (const auto& [gpu, context] : d.contexts) {
     if (context.retained > 0) return CUDA_SUCCESS;
   }
-  StopThreads(call.lock());
+  StopThread(call.lock());
   return CUDA_SUCCESS;
 }
 

@@ -10,7 +10,6 @@ namespace cairn::fake_cuda {
 
 thread_local std::vector<Context*> current_contexts;
 thread_local CUstreamCaptureMode thread_capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-thread_local bool in_host_function = false;
 
 Driver& driver() {
   static Driver& instance = *new Driver;
@@ -31,12 +30,6 @@ void Misuse(const std::string& what) { driver().misuses.push_back(what); }
 
 Call::Call(const char* name, unsigned needs) : name_(name) {
   Driver& d = driver();
-  if (in_host_function) {
-    const Lock lock(d.mutex);
-    Misuse(std::string(name) + ": called by a host function");
-    result_ = CUDA_ERROR_NOT_PERMITTED;
-    return;
-  }
   if ((needs & kContext) == kContext) {
     admission_ = std::unique_lock(d.admission, std::try_to_lock);
     if (!admission_.owns_lock()) {
@@ -97,7 +90,7 @@ void Reset() {
   d.seed = NextSeed();
   d.random.seed(d.seed);
   d.work_is_held = false;
-  d.host_functions_are_held = false;
+  d.waits_are_held = false;
   // What a failed context did not free.
   for (FakeEvent* event : d.events) delete event;
   d.events.clear();
@@ -161,14 +154,14 @@ void ReleaseWork() {
   driver().changed.notify_all();
 }
 
-void HoldHostFunctions() {
+void HoldWaits() {
   const Lock lock(driver().mutex);
-  driver().host_functions_are_held = true;
+  driver().waits_are_held = true;
 }
 
-void ReleaseHostFunctions() {
+void ReleaseWaits() {
   const Lock lock(driver().mutex);
-  driver().host_functions_are_held = false;
+  driver().waits_are_held = false;
   driver().changed.notify_all();
 }
 

@@ -50,6 +50,9 @@ struct Point {
 
 struct FakeEvent {
   Context* context = nullptr;
+  unsigned int flags = 0;
+  /// Threads in cuEventSynchronize.
+  int awaited = 0;
   /// Null until the first record.
   std::shared_ptr<Point> point;
 };
@@ -63,9 +66,6 @@ struct Operation {
   std::function<CUresult()> run;
   /// Reached when the operation has run, or is dropped: whatever waits for it elsewhere goes on.
   std::shared_ptr<Point> reaches;
-  /// Called instead of `run`, on the thread of host functions.
-  CUhostFn host = nullptr;
-  void* host_argument = nullptr;
   /// Places in the stream's launch queue.
   int weight = 1;
   /// Turns that the schedule still lets pass once it is ready; -1: not chosen yet.
@@ -118,11 +118,6 @@ struct Fault {
   int after = 0;
 };
 
-struct HostCall {
-  FakeStream* stream = nullptr;
-  Operation operation;
-};
-
 struct Driver {
   /// Held by a call from its start to its end, as a launch does on the real driver: also while it waits for a place in
   /// a full queue. Always locked before `mutex`.
@@ -165,13 +160,9 @@ struct Driver {
   bool work_is_held = false;
   /// An operation runs, without the lock.
   bool runs = false;
-  bool host_functions_are_held = false;
+  bool waits_are_held = false;
   bool stops = false;
   std::thread scheduler;
-  std::thread host_thread;
-  std::deque<HostCall> host_calls;
-  /// Arguments of host functions that are never called. A driver keeps them too, and a leak checker finds them here.
-  std::vector<void*> dropped;
 };
 
 /// Never destroyed, like a real driver.
@@ -179,7 +170,6 @@ Driver& driver();
 
 extern thread_local std::vector<Context*> current_contexts;
 extern thread_local CUstreamCaptureMode thread_capture_mode;
-extern thread_local bool in_host_function;
 
 /// Whether FAKE_CUDA_BROKEN names it.
 bool Broken(std::string_view what);
@@ -219,10 +209,10 @@ void Misuse(const std::string& what);
 void SetStickyLocked(Context& context, CUresult result);
 
 // scheduler.cc
-void StartThreads();
+void StartThread();
 /// Waits for the end of what can end, drops the rest, and frees the streams.
 void DestroyStreams(Lock& lock, Context& context);
-void StopThreads(Lock& lock);
+void StopThread(Lock& lock);
 FakeStream* MakeStream(Context& context, bool blocking);
 void RetireStream(FakeStream* stream);
 /// Adds an operation to the stream, or to its capture. Waits for a place if the queue is full. Only the sticky error of
@@ -230,6 +220,8 @@ void RetireStream(FakeStream* stream);
 CUresult Enqueue(Call& call, FakeStream& stream, Operation operation);
 /// Waits until the stream has completed what it has now.
 CUresult AwaitStream(Call& call, FakeStream& stream);
+/// Lets some turns pass, or none, as the schedule has it: who waits for something hears of it late.
+void AwaitDelay(Lock& lock);
 /// Waits until no operation runs, so that memory may go away.
 void AwaitRunning(Lock& lock);
 
@@ -298,7 +290,6 @@ CUresult StreamSynchronize(CUstream handle);
 CUresult StreamWaitEvent(CUstream handle, CUevent handle_of_event, unsigned int flags);
 CUresult StreamWaitValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned int flags);
 CUresult StreamWriteValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned int flags);
-CUresult LaunchHostFunc(CUstream handle, CUhostFn function, void* argument);
 CUresult EventCreate(CUevent* handle, unsigned int flags);
 CUresult EventDestroy(CUevent handle);
 CUresult EventRecord(CUevent handle, CUstream handle_of_stream);

@@ -1,5 +1,4 @@
-// Runs the streams' operations: one thread for all of them, in an order that the schedule's seed chooses, and one
-// thread for all host functions of the process.
+// Runs the streams' operations: one thread for all of them, in an order that the schedule's seed chooses.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -25,7 +24,6 @@ bool IsReady(const FakeStream& stream) {
 }
 
 void Drop(const Operation& operation) {
-  if (operation.host != nullptr) driver().dropped.push_back(operation.host_argument);
   if (operation.reaches != nullptr) operation.reaches->reached = true;
 }
 
@@ -50,22 +48,6 @@ void Finish(FakeStream& stream, const Operation& operation, CUresult result) {
     delete &stream;
   }
   d.changed.notify_all();
-}
-
-// Host functions that were not begun.
-template <typename Which>
-void DropHostCalls(const Which& which) {
-  Driver& d = driver();
-  std::deque<HostCall> calls;
-  calls.swap(d.host_calls);
-  for (HostCall& call : calls) {
-    if (!which(call)) {
-      d.host_calls.push_back(std::move(call));
-      continue;
-    }
-    Drop(call.operation);
-    Finish(*call.stream, call.operation, CUDA_SUCCESS);
-  }
 }
 
 // The stream whose next operation runs now; null, after some turns, if none is ready.
@@ -123,11 +105,6 @@ void Schedule() {
     stream->busy = true;
     Operation operation = std::move(stream->queue.front());
     stream->queue.pop_front();
-    if (operation.host != nullptr) {
-      d.host_calls.push_back({stream, std::move(operation)});
-      d.changed.notify_all();
-      continue;
-    }
     d.runs = true;
     lock.unlock();
     const CUresult result = operation.run ? operation.run() : CUDA_SUCCESS;
@@ -138,33 +115,8 @@ void Schedule() {
   }
 }
 
-void CallHostFunctions() {
-  in_host_function = true;
-  Driver& d = driver();
-  Lock lock(d.mutex);
-  while (true) {
-    d.changed.wait(lock, [&] { return d.stops || (!d.host_calls.empty() && !d.host_functions_are_held); });
-    if (d.stops) return;
-    auto next = d.host_calls.begin();
-    if (d.seed != 0) next += static_cast<std::ptrdiff_t>(d.random() % d.host_calls.size());
-    const HostCall call = std::move(*next);
-    d.host_calls.erase(next);
-    lock.unlock();
-    call.operation.host(call.operation.host_argument);
-    lock.lock();
-    Finish(*call.stream, call.operation, CUDA_SUCCESS);
-  }
-}
-
 // Whether nothing of the stream will run without somebody's help.
-bool IsSettled(const FakeStream& stream) {
-  const Driver& d = driver();
-  const bool held = std::any_of(d.host_calls.begin(), d.host_calls.end(), [&](const HostCall& call) {
-    return call.stream == &stream && d.host_functions_are_held;
-  });
-  if (stream.busy) return held;
-  return d.work_is_held || !IsReady(stream);
-}
+bool IsSettled(const FakeStream& stream) { return !stream.busy && (driver().work_is_held || !IsReady(stream)); }
 
 // The work before an operation of the legacy stream, or of a blocking one: they order each other.
 std::function<bool()> AfterImpliedWork(const FakeStream& stream, std::function<bool()> ready) {
@@ -191,26 +143,23 @@ void SetStickyLocked(Context& context, CUresult result) {
   for (FakeStream* stream : AllStreams()) {
     if (stream->context == &context) DropQueued(*stream);
   }
-  DropHostCalls([&](const HostCall& call) { return call.stream->context == &context; });
   driver().changed.notify_all();
 }
 
-void StartThreads() {
+void StartThread() {
   Driver& d = driver();
   if (d.scheduler.joinable()) return;
   d.stops = false;
   d.scheduler = std::thread(Schedule);
-  d.host_thread = std::thread(CallHostFunctions);
 }
 
-void StopThreads(Lock& lock) {
+void StopThread(Lock& lock) {
   Driver& d = driver();
   if (!d.scheduler.joinable()) return;
   d.stops = true;
   d.changed.notify_all();
   lock.unlock();
   d.scheduler.join();
-  d.host_thread.join();
   lock.lock();
 }
 
@@ -243,7 +192,6 @@ void DestroyStreams(Lock& lock, Context& context) {
     return std::all_of(all.begin(), all.end(), [](const FakeStream* stream) { return IsSettled(*stream); });
   });
   for (FakeStream* stream : streams()) DropQueued(*stream);
-  DropHostCalls([&](const HostCall& call) { return call.stream->context == &context; });
   for (FakeStream* stream : streams()) {
     d.dying.erase(stream);
     delete stream;
@@ -258,7 +206,6 @@ CUresult Enqueue(Call& call, FakeStream& stream, Operation operation) {
   const Context& context = *stream.context;
   if (stream.capture != nullptr) {
     // A node of the graph, which runs at no time here.
-    if (operation.host != nullptr) d.dropped.push_back(operation.host_argument);
     if (const auto fork = stream.capture->forks.find(&stream); fork != stream.capture->forks.end()) ++fork->second;
     return CUDA_SUCCESS;
   }
@@ -292,6 +239,16 @@ CUresult AwaitStream(Call& call, FakeStream& stream) {
   call.Admit();
   d.changed.wait(call.lock(), [&] { return context.sticky != CUDA_SUCCESS || *completed >= at; });
   return context.sticky;
+}
+
+void AwaitDelay(Lock& lock) {
+  Driver& d = driver();
+  if (d.seed == 0) return;
+  for (std::uint64_t turns = d.random() % kLongestDelay; turns > 0; --turns) {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
 }
 
 void AwaitRunning(Lock& lock) {

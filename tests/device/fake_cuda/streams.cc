@@ -128,16 +128,9 @@ CUresult StreamWriteValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, u
                  }});
 }
 
-CUresult LaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
-  FAKE_CUDA_ENTER("cuLaunchHostFunc", kContext);
-  FakeStream* stream = nullptr;
-  if (const CUresult found = FindForWork(handle, &stream); found != CUDA_SUCCESS) return found;
-  return Enqueue(call, *stream, {.host = function, .host_argument = argument});
-}
-
-CUresult EventCreate(CUevent* handle, unsigned int /*flags*/) {
+CUresult EventCreate(CUevent* handle, unsigned int flags) {
   FAKE_CUDA_ENTER("cuEventCreate", kContext);
-  auto* event = new FakeEvent{.context = current_contexts.back()};
+  auto* event = new FakeEvent{.context = current_contexts.back(), .flags = flags};
   driver().events.insert(event);
   *handle = reinterpret_cast<CUevent>(event);
   return CUDA_SUCCESS;
@@ -147,6 +140,7 @@ CUresult EventDestroy(CUevent handle) {
   FAKE_CUDA_ENTER("cuEventDestroy", kContext);
   FakeEvent* const event = FindEvent(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->awaited > 0) Misuse("cuEventDestroy: a thread waits for the event");
   driver().events.erase(event);
   delete event;
   return CUDA_SUCCESS;
@@ -162,6 +156,7 @@ CUresult EventRecord(CUevent handle, CUstream handle_of_stream) {
     Misuse("cuEventRecord: the event and the stream are of two contexts");
     return CUDA_ERROR_INVALID_HANDLE;
   }
+  if (event->awaited > 0) Misuse("cuEventRecord: a thread waits for what the event stood for");
   auto point = std::make_shared<Point>();
   event->point = point;
   if (stream->capture != nullptr) {
@@ -186,9 +181,17 @@ CUresult EventSynchronize(CUevent handle) {
   std::shared_ptr<Point> point;
   if (const CUresult found = FindPoint(call.name(), handle, &point); found != CUDA_SUCCESS) return found;
   if (point == nullptr) return CUDA_SUCCESS;
-  const Context& context = *FindEvent(handle)->context;
+  FakeEvent& event = *FindEvent(handle);
+  if ((event.flags & CU_EVENT_BLOCKING_SYNC) == 0) {
+    Misuse("cuEventSynchronize: the event lacks CU_EVENT_BLOCKING_SYNC, so the thread spins");
+  }
+  const Context& context = *event.context;
+  ++event.awaited;
   call.Admit();
   driver().changed.wait(call.lock(), [&] { return context.sticky != CUDA_SUCCESS || point->reached; });
+  AwaitDelay(call.lock());
+  driver().changed.wait(call.lock(), [] { return !driver().waits_are_held; });
+  if (driver().events.contains(&event)) --event.awaited;
   return context.sticky;
 }
 
