@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -24,18 +23,15 @@ class Outstanding {
     if (!asked.ok()) copies_->Done(asked);
     return asked;
   }
-  /// Returns when all are done: the first failure, if any. After a sticky error of the device none of them will be.
+  /// Returns when all are done: the first failure, if any.
   Status Await() {
     MutexLock lock(copies_->mutex);
-    while (copies_->count > 0) {
-      if (copies_->none.WaitUntil(copies_->mutex, Deadline::In(std::chrono::seconds(1)))) continue;
-      if (Status sick = device_.Health(); !sick.ok()) return sick;
-    }
+    while (copies_->count > 0) copies_->none.Wait(copies_->mutex);
     return copies_->status;
   }
 
  private:
-  // Filled in by the device, possibly after a sticky error has ended the wait.
+  // Shared with the device, whose last call may still hold the lock when Await returns.
   struct Copies {
     void Done(const Status& ended) CAIRN_EXCLUDES(mutex) {
       MutexLock lock(mutex);

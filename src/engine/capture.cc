@@ -14,7 +14,7 @@ Capture::Capture(EngineContext& context, SaveTask& task, Callbacks callbacks)
       task_(task),
       callbacks_(std::move(callbacks)),
       staged_(context.parts.staging, task.snapshot(), context.parts.pool->chunk_bytes()) {
-  if (context_.parts.options.checksums) sums_->resize(DivideUp(task_.snapshot().bytes(), kChecksumBlock));
+  if (context_.parts.options.checksums) sums_.resize(DivideUp(task_.snapshot().bytes(), kChecksumBlock));
 }
 
 void Capture::Advance(bool chunks) {
@@ -79,8 +79,8 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
   for (auto& [id_of_device, copies] : by_device) {
     Device& device = *context_.FindDevice(id_of_device);
     copies.lane = NextLane(device);
-    if (by_device.size() == 1 && !sums_->empty() && device.CheckSums(copies.pieces).ok()) {
-      copies.sums = &(*sums_)[begin / kChecksumBlock];
+    if (by_device.size() == 1 && !sums_.empty() && device.CheckSums(copies.pieces).ok()) {
+      copies.sums = &sums_[begin / kChecksumBlock];
     }
     const bool reads = id_of_device.kind == DeviceKind::kCpu
                            ? task_.snapshot().reads_cpu()
@@ -136,9 +136,8 @@ Status Capture::Launch(Planned planned) {
   reads_planned_ -= copy.reads ? 1 : 0;
   Status status = copy.reads ? WaitForCallersStreams(device, lane) : Status::Ok();
   if (status.ok()) {
-    // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it. The
-    // sums it does keep alive.
-    status = device.Copy(std::move(planned.copies), [inbox = context_.inbox, self = weak_from_this(), sums = sums_,
+    // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it.
+    status = device.Copy(std::move(planned.copies), [inbox = context_.inbox, self = weak_from_this(),
                                                      id = planned.batch, at = planned.copy](Status done) {
       inbox->Post([self, id, at, done = std::move(done)] {
         if (const auto capture = self.lock()) capture->OnCopied(id, at, done);
@@ -184,10 +183,7 @@ void Capture::MarkEnqueuedIfRead() {
 }
 
 void Capture::OnCopied(std::uint64_t id, std::size_t copy, Status status) {
-  const auto found = batches_.find(id);
-  // Another state: it was given up with a lost device.
-  if (found == batches_.end() || found->second.copies[copy].state != CopyState::kInFlight) return;
-  Batch& batch = found->second;
+  Batch& batch = batches_.at(id);
   batch.copies[copy].state = CopyState::kDone;
   --copies_in_flight_;
   reads_left_ -= batch.copies[copy].reads ? 1 : 0;
@@ -219,14 +215,14 @@ void Capture::OnBatchCopied(std::uint64_t id) {
 }
 
 void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
-  if (chunk->summed || sums_->empty()) return;
+  if (chunk->summed || sums_.empty()) return;
   ++sums_in_flight_;
   context_.parts.workers->Post(
       [this, self = shared_from_this(), chunk = std::move(chunk), inbox = context_.inbox]() mutable {
         const std::uint64_t size = chunk->end - chunk->begin;
         for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
           const Bytes block(chunk->buffer.data() + at, std::min(kChecksumBlock, size - at));
-          (*sums_)[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
+          sums_[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
         }
         inbox->Post([self, chunk = std::move(chunk)] {
           if (--self->sums_in_flight_ != 0) return;
@@ -239,31 +235,6 @@ void Capture::UpdateCaptured() {
   if (stage_ != CaptureStage::kEnqueued || reads_left_ != 0) return;
   if (!stage_.MoveTo(CaptureStage::kCaptured)) return;
   callbacks_.captured();
-}
-
-bool Capture::waits_for_device() const {
-  if (!planned_.empty()) return true;
-  return std::any_of(batches_.begin(), batches_.end(), [](const auto& entry) {
-    return std::any_of(entry.second.copies.begin(), entry.second.copies.end(), [](const Copy& copy) {
-      return copy.state == CopyState::kInFlight && copy.device->has_streams();
-    });
-  });
-}
-
-void Capture::OnDeviceLost(const Device& device, const Status& status) {
-  std::vector<std::pair<std::uint64_t, std::size_t>> lost;
-  for (const auto& [id, batch] : batches_) {
-    for (std::size_t copy = 0; copy < batch.copies.size(); ++copy) {
-      const Copy& one = batch.copies[copy];
-      if (one.device == &device && one.state == CopyState::kInFlight) lost.emplace_back(id, copy);
-    }
-  }
-  for (const auto& [id, copy] : lost) OnCopied(id, copy, status);
-  // A batch with copies left to launch has not ended, and its lane will never have room.
-  const bool waits = std::any_of(planned_.begin(), planned_.end(), [&](const Planned& planned) {
-    return batches_.at(planned.batch).copies[planned.copy].device == &device;
-  });
-  if (!stopped() && waits) Fail(status);
 }
 
 void Capture::Fail(Status status) {

@@ -46,8 +46,8 @@ enum class CaptureStage : std::uint8_t {
 /// The first half of a save: copies the caller's tensors into chunks and computes their checksums. For the engine's
 /// thread.
 ///
-/// OnDeviceLost gives up copies that a lost device never finishes. Every other copy is waited for, so that tensor
-/// memory is never read after the save has ended.
+/// Every copy is waited for, so that tensor memory is never read after the save has ended. Those of a lost device end
+/// with its error.
 class Capture : public std::enable_shared_from_this<Capture> {
  public:
   struct Callbacks {
@@ -80,16 +80,12 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool sums() const { return sums_in_flight_ != 0; }
   /// No copy and no checksum is in flight.
   [[nodiscard]] bool idle() const { return copies_in_flight_ == 0 && !sums(); }
-  /// Whether copies on streams are in flight or wait for room in a lane: then only Device::Health reports a lost
-  /// device.
-  [[nodiscard]] bool waits_for_device() const;
   /// Starts no further copies; drops chunks in flight as they end.
   void Stop();
-  void OnDeviceLost(const Device& device, const Status& status);
   /// Returns staging memory. Call it when idle, at the latest when the save ends.
   void ReleaseStaging();
   /// One for each kChecksumBlock of the stream, once all chunks are done. Empty if checksums are off.
-  [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return *sums_; }
+  [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return sums_; }
 
  private:
   enum class CopyState : std::uint8_t { kPlanned, kInFlight, kDone };
@@ -138,8 +134,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   EngineContext& context_;
   SaveTask& task_;
   const Callbacks callbacks_;
-  // Shared with copies: of a lost device they may end late.
-  const std::shared_ptr<std::vector<std::uint32_t>> sums_ = std::make_shared<std::vector<std::uint32_t>>();
+  std::vector<std::uint32_t> sums_;
   std::map<std::uint64_t, Batch> batches_;
   StagedChunks staged_;
   // In stream order.

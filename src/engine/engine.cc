@@ -13,9 +13,6 @@
 namespace cairn {
 namespace {
 
-// After a CUDA error no host functions are called: while copies on streams are in flight, the sleep has this limit.
-constexpr std::chrono::seconds kHealthInterval{1};
-
 // How long the end waits for copies that read the tensors of saves that are abandoned.
 constexpr std::chrono::seconds kCopiesEnd{10};
 
@@ -83,7 +80,8 @@ bool Engine::Stop(Deadline deadline) {
     if (ended_) return true;
     left = tasks_;
   }
-  // The caller may free the tensors then: copies under way end whatever the disk does, but for those of a lost device.
+  // The caller may free the tensors then: copies under way end whatever the disk does, unless their stream stands
+  // still.
   const Deadline copies_end = Deadline::In(kCopiesEnd);
   for (const std::shared_ptr<SaveTask>& task : left) static_cast<void>(task->WaitTensorsFree(copies_end));
   {
@@ -134,28 +132,20 @@ void Engine::RemoveSpares() {
 }
 
 void Engine::Loop() {
-  auto checked = SaveTask::Clock::now();
   while (!stopping_ || !jobs_.empty() || retention_.busy()) {
-    const bool waits_for_device =
-        std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // Touch the pool's pages only while idle; a save touches the pages that it uses. The pool may have grown.
     const bool touches_on = context_.parts.touch_pool && jobs_.empty() && context_.parts.pool->TouchNext();
     // Fails only in a forked child, where this thread does not exist.
-    static_cast<void>(context_.queue->RunOnce(touches_on ? Deadline::In({}) : WakesAt(waits_for_device)));
+    static_cast<void>(context_.queue->RunOnce(touches_on ? Deadline::In({}) : WakesAt()));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
     WatchDisk();
-    if (waits_for_device && SaveTask::Clock::now() - checked >= kHealthInterval) {
-      checked = SaveTask::Clock::now();
-      CheckDevices();
-    }
     Advance();
     RemoveEndedJobs();
   }
 }
 
-Deadline Engine::WakesAt(bool waits_for_device) {
+Deadline Engine::WakesAt() {
   auto wake = watch_->WakesAt(*context_.queue).when();
-  if (waits_for_device) wake = std::min(wake, Deadline::In(kHealthInterval).when());
   for (const auto& job : jobs_) wake = std::min(wake, job->wakes_at().when());
   wake = std::min(wake, context_.line->wakes_at().when());
   if (copies_paused_) wake = std::min(wake, context_.pauses->until());
@@ -216,15 +206,6 @@ bool Engine::CopiesPaused() const {
   return context_.pauses->active() && !jobs_.empty() && std::none_of(jobs_.begin(), jobs_.end(), [](const auto& job) {
            return !job->enqueued() && job->task()->fence_waits();
          });
-}
-
-void Engine::CheckDevices() {
-  for (const auto& device : context_.parts.devices) {
-    if (!device->has_streams()) continue;
-    if (const Status status = device->Health(); !status.ok()) {
-      for (const auto& job : jobs_) job->OnDeviceLost(*device, status);
-    }
-  }
 }
 
 void Engine::RemoveEndedJobs() {

@@ -68,7 +68,7 @@ class Engine {
   void AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
   void Loop();
   void RemoveSpares();
-  [[nodiscard]] Deadline WakesAt(bool waits_for_device);
+  [[nodiscard]] Deadline WakesAt();
   void Advance();
   void WatchDisk() CAIRN_EXCLUDES(mutex_);
   /// Not for one that hangs.
@@ -76,7 +76,6 @@ class Engine {
     return (removing_ || behind_ != 0) && disk_hangs_.ok() && !removal_hangs_;
   }
   [[nodiscard]] bool CopiesPaused() const;
-  void CheckDevices();
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
   void OnRetention(bool busy) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t FilesInFlight() const;

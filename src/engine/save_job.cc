@@ -133,11 +133,6 @@ void SaveJob::OnCommitted(Status status) {
   Fail(std::move(status));
 }
 
-void SaveJob::OnDeviceLost(const Device& device, const Status& status) {
-  const std::shared_ptr<Capture> capture = capture_;
-  if (capture != nullptr) capture->OnDeviceLost(device, status);
-}
-
 Status SaveJob::Closed() const {
   return Error(StatusCode::kDeadlineExceeded, "step {}: abandoned: the checkpointer was closed before it was durable",
                task_->plan().step);

@@ -54,8 +54,6 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
     if (settled_ || !running() || writer_->release_by() || coordination_->has_written()) return depth;
     return writer_->sealing() ? std::min(depth, 1) : 0;
   }
-  [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
-  void OnDeviceLost(const Device& device, const Status& status);
   /// Nothing of it is in flight any more.
   [[nodiscard]] bool ended() const { return stage_ == JobStage::kEnded; }
   /// Its outcome is decided, though operations or the removal of its attempt may still be in flight.

@@ -113,10 +113,4 @@ Status DeviceCopies::HoldStreams(std::span<const Stream> streams) {
   return Status::Ok();
 }
 
-std::vector<Device*> DeviceCopies::devices() const {
-  std::vector<Device*> devices;
-  for (const auto& [id, used] : used_) devices.push_back(used.device);
-  return devices;
-}
-
 }  // namespace cairn

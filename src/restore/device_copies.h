@@ -41,7 +41,6 @@ class DeviceCopies {
   Status Copy(Device& device, std::vector<CopyPiece> pieces, bool shares_memory, CopyDone done);
   /// Makes the caller's streams wait for every copy so far.
   Status HoldStreams(std::span<const Stream> streams);
-  [[nodiscard]] std::vector<Device*> devices() const;
 
  private:
   struct Used {

@@ -11,9 +11,6 @@
 namespace cairn {
 namespace {
 
-// After a sticky device error no callback comes: while copies are in flight, the device is checked this often.
-constexpr std::chrono::seconds kHealthInterval{1};
-
 Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
   const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
   const std::uint32_t found = Crc32c(block);
@@ -38,7 +35,7 @@ void CopyToMemory(const PlannedCopy& copy, std::uint64_t begin, std::uint64_t en
 void Pipeline::Inbox::Push(Message message) {
   MutexLock lock(mutex);
   messages.push_back(std::move(message));
-  // Under the lock, which keeps the queue alive for late messages.
+  // Under the lock, which keeps the queue alive meanwhile.
   if (queue != nullptr) queue->Wake();
 }
 
@@ -92,9 +89,8 @@ Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) 
       continue;
     }
     // Fails only in a forked child, where no restore runs.
-    static_cast<void>(queue_->RunOnce(copying_ > 0 ? next_health_check_ : Deadline::Infinite()));
+    static_cast<void>(queue_->RunOnce(Deadline::Infinite()));
     HandleMessages(progress);
-    CheckHealth();
   }
   CAIRN_RETURN_IF_ERROR(status_);
   return devices_.HoldStreams(streams);
@@ -240,7 +236,7 @@ void Pipeline::CopyToDevices(Slot& slot) {
   }
   for (auto& [device, pieces] : batches) plan(device, std::move(pieces), false);
   if (slot.copies == 0) return Finish(slot);
-  if (copying_++ == 0) next_health_check_ = Deadline::In(kHealthInterval);
+  ++copying_;
 }
 
 void Pipeline::LaunchPlanned() {
@@ -258,11 +254,11 @@ void Pipeline::LaunchPlanned() {
 }
 
 void Pipeline::Launch(Planned planned) {
-  const auto done = [inbox = inbox_, slot = planned.slot, device = planned.device](Status outcome) {
-    inbox->Push({.slot = slot, .copied_by = device, .status = std::move(outcome)});
+  const auto done = [inbox = inbox_, slot = planned.slot](Status outcome) {
+    inbox->Push({.slot = slot, .copied = true, .status = std::move(outcome)});
   };
   Status status = devices_.Copy(*planned.device, std::move(planned.pieces), planned.shares_memory, done);
-  if (status.ok()) return in_flight_[planned.device].push_back(planned.slot);
+  if (status.ok()) return;
   Fail(std::move(status));
   EndCopy(*planned.slot);
 }
@@ -275,11 +271,7 @@ void Pipeline::EndCopy(Slot& slot) {
 
 void Pipeline::Handle(const Message& message, const Progress& progress) {
   Slot& slot = *message.slot;
-  if (message.copied_by != nullptr) {
-    std::vector<Slot*>& in_flight = in_flight_[message.copied_by];
-    const auto batch = std::find(in_flight.begin(), in_flight.end(), &slot);
-    if (batch == in_flight.end()) return;  // Too late: it was given up with its device.
-    in_flight.erase(batch);
+  if (message.copied) {
     if (!message.status.ok()) Fail(message.status);
     return EndCopy(slot);
   }
@@ -304,24 +296,6 @@ void Pipeline::HandleMessages(const Progress& progress) {
   }
   for (const Message& message : messages) Handle(message, progress);
   LaunchPlanned();
-}
-
-void Pipeline::CheckHealth() {
-  if (copying_ == 0 || !next_health_check_.passed()) return;
-  next_health_check_ = Deadline::In(kHealthInterval);
-  for (Device* const device : devices_.devices()) {
-    if (lost_.contains(device)) continue;
-    if (Status status = device->Health(); !status.ok()) {
-      Fail(std::move(status));
-      GiveUp(device);
-    }
-  }
-}
-
-void Pipeline::GiveUp(Device* device) {
-  lost_.insert(device);
-  for (Slot* const slot : std::exchange(in_flight_[device], {})) EndCopy(*slot);
-  LaunchPlanned();  // Drops what is planned, since the restore has failed.
 }
 
 void Pipeline::Fail(Status status) {

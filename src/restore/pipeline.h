@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <vector>
 
@@ -37,9 +36,8 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// Blocks until every read has reached its targets, or until the first error and the end of all work in flight. What
-  /// is in flight on a lost device does not end, and is given up: other devices' copies are waited for, so that no
-  /// target and no chunk is in use afterwards.
+  /// Blocks until every read has reached its targets, or until the first error and the end of all work in flight, so
+  /// that no target and no chunk is in use afterwards.
   Status Run(std::span<const Stream> streams, const Progress& progress);
 
  private:
@@ -59,11 +57,11 @@ class Pipeline {
     std::vector<CopyPiece> pieces;
     bool shares_memory = false;
   };
-  // Sent by worker and device threads. May arrive after the pipeline's end, after a sticky device error.
+  // Sent by worker and device threads.
   struct Message {
     Slot* slot = nullptr;
-    // Copied by it; null: verified by a worker.
-    Device* copied_by = nullptr;
+    // By a device; otherwise verified by a worker.
+    bool copied = false;
     Status status;
   };
   struct Inbox {
@@ -91,8 +89,6 @@ class Pipeline {
   void EndCopy(Slot& slot);
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
-  void CheckHealth();
-  void GiveUp(Device* device);
   void Fail(Status status);
   void Finish(Slot& slot);
   [[nodiscard]] bool idle() const { return reading_ + working_ + copying_ == 0; }
@@ -124,10 +120,6 @@ class Pipeline {
   int copying_ = 0;
   // By device, so that one with full lanes holds up no other.
   std::map<Device*, std::deque<Planned>> planned_;
-  // By device: the slot of each batch.
-  std::map<Device*, std::vector<Slot*>> in_flight_;
-  std::set<Device*> lost_;
-  Deadline next_health_check_ = Deadline::Infinite();
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_total_ = 0;
   std::vector<std::unique_ptr<Slot>> slots_;

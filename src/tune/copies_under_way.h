@@ -1,12 +1,10 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <utility>
 
 #include "base/mutex.h"
-#include "base/status_macros.h"
 #include "device/device.h"
 
 namespace cairn {
@@ -24,18 +22,15 @@ class CopiesUnderWay {
     const auto done = [state = state_](const Status& status) { state->Done(status); };
     if (const Status refused = device_.Copy(std::move(batch), done); !refused.ok()) state_->Done(refused);
   }
-  /// The first error, or a sticky one, after which nobody hears of the others.
+  /// The first error.
   Status Wait() {
     MutexLock lock(state_->mutex);
-    while (state_->count > 0) {
-      if (state_->changed.WaitUntil(state_->mutex, Deadline::In(std::chrono::seconds(1)))) continue;
-      CAIRN_RETURN_IF_ERROR(device_.Health());
-    }
+    while (state_->count > 0) state_->changed.Wait(state_->mutex);
     return state_->status;
   }
 
  private:
-  // Shared with the device, which may outlive a wait that a sticky error has ended.
+  // Shared with the device, whose last call may still hold the lock when Wait returns.
   struct State {
     void Done(const Status& ended) CAIRN_EXCLUDES(mutex) {
       const MutexLock lock(mutex);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -24,16 +23,11 @@ constexpr std::uint64_t kChunk = 4U << 20;
 constexpr int kChunks = 8;
 constexpr std::uint64_t kTensorBytes = 128U << 20;  // Larger than any cache.
 constexpr std::chrono::milliseconds kTime{300};
-constexpr std::chrono::seconds kHealthCheck{1};
 
 /// Keeps work in flight on every chunk until the time is over, and counts the bytes.
 class Rounds {
  public:
-  /// `health` returns the error, if there is one, after which Finished may not be called any more.
-  Rounds(
-      BufferPool& pool, std::chrono::nanoseconds time, TimeSource now,
-      std::function<Status()> health = [] { return Status::Ok(); })
-      : now_(std::move(now)), end_(now_() + time), health_(std::move(health)) {
+  Rounds(BufferPool& pool, std::chrono::nanoseconds time, TimeSource now) : now_(std::move(now)), end_(now_() + time) {
     while (BufferPool::Chunk chunk = pool.TryAcquire(BufferPool::Priority::kSave)) chunks_.push_back(std::move(chunk));
   }
 
@@ -67,7 +61,7 @@ class Rounds {
   void Begin(std::size_t chunk, const Start& start) CAIRN_EXCLUDES(mutex_) {
     if (Status status = start(chunk); !status.ok()) Finished(chunk, std::move(status), 0);
   }
-  /// Waits for an idle chunk. None once the time is over and all chunks are idle, or never will be.
+  /// Waits for an idle chunk. None once the time is over and all chunks are idle.
   std::optional<std::size_t> NextIdle() CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (true) {
@@ -78,17 +72,12 @@ class Rounds {
         idle_.pop_back();
         return chunk;
       }
-      if (changed_.WaitUntil(mutex_, Deadline::In(kHealthCheck))) continue;
-      if (Status sick = health_(); !sick.ok()) {
-        status_ = std::move(sick);
-        return std::nullopt;
-      }
+      changed_.Wait(mutex_);
     }
   }
 
   const TimeSource now_;
   const Clock::time_point end_;
-  const std::function<Status()> health_;
   std::vector<BufferPool::Chunk> chunks_;
   Mutex mutex_;
   CondVar changed_;
@@ -128,7 +117,7 @@ Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor
     return Error(StatusCode::kInternal, "expected a tensor of at least {} bytes, found {}", chunk_bytes, tensor.size());
   CAIRN_RETURN_IF_ERROR(device.CheckLayout(layout));
   std::vector<std::uint32_t> sums(pool.chunk_count() * DivideUp(chunk_bytes, kChecksumBlock));
-  Rounds rounds(pool, time, now, [&device] { return device.Health(); });
+  Rounds rounds(pool, time, now);
   std::uint64_t next = 0;
   return rounds.Run([&](std::size_t chunk) {
     if (next + chunk_bytes > tensor.size()) next = 0;

@@ -150,7 +150,7 @@ TEST_F(DeviceFault, FailsEverySaveAfterAStickyError) {
   ExpectWorksAfterwards(steps);
 }
 
-// Copies wait on a hanging stream; then the device is lost, and no host function is called any more.
+// Copies wait on a hanging stream; then the device is lost.
 TEST_F(DeviceFault, NoticesALostDeviceWhileItSleeps) {
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
   const SaveHandle save = Start(1);

@@ -68,11 +68,10 @@ class RecordingDevice final : public ForwardingDevice {
   std::vector<std::pair<std::uintptr_t, EventId>> waits_ CAIRN_GUARDED_BY(mutex_);
 };
 
-/// Forwards to its inner device, counts batches that have not ended, and tells of each check of its health.
+/// Forwards to its inner device, and counts batches that have not ended.
 class WatchedDevice final : public ForwardingDevice {
  public:
-  WatchedDevice(std::shared_ptr<Device> inner, std::function<void()> on_health)
-      : ForwardingDevice(std::move(inner)), on_health_(std::move(on_health)) {}
+  using ForwardingDevice::ForwardingDevice;
 
   [[nodiscard]] int under_way() const { return *under_way_; }
 
@@ -83,13 +82,8 @@ class WatchedDevice final : public ForwardingDevice {
       done(std::move(status));
     });
   }
-  Status Health() override {
-    on_health_();
-    return ForwardingDevice::Health();
-  }
 
  private:
-  const std::function<void()> on_health_;
   // Shared with batches under way, which may outlive this.
   const std::shared_ptr<std::atomic<int>> under_way_ = std::make_shared<std::atomic<int>>(0);
 };
@@ -178,7 +172,7 @@ TEST_F(DeviceRestoreTest, NeverCopiesADamagedBlockToTheDevice) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DeviceRestoreTest, EndsWithTheDevicesErrorWithoutCallbacks) {
+TEST_F(DeviceRestoreTest, EndsWithTheDevicesError) {
   faulty_.BecomeStickyAt(3);
 
   const auto restored = TryRestore();
@@ -186,7 +180,6 @@ TEST_F(DeviceRestoreTest, EndsWithTheDevicesErrorWithoutCallbacks) {
   EXPECT_EQ(restored.status().code(), StatusCode::kDeviceError) << restored.status();
 }
 
-// The other GPU's copies end only once somebody has looked at it after the loss.
 TEST_F(DeviceRestoreTest, AfterTheLossOfOneDeviceWaitsForTheCopiesOfTheOther) {
   const SavedTensor on_other = MakeTensor("a.on.other.gpu", DType::kF32, {777}, 4);
   saved_.push_back(on_other);
@@ -195,9 +188,7 @@ TEST_F(DeviceRestoreTest, AfterTheLossOfOneDeviceWaitsForTheCopiesOfTheOther) {
   const std::shared_ptr<HostDevice> host = HostDevice::Make({.id = kOtherGpu, .lanes = 2, .streams = true}, workers_);
   const auto held = std::make_shared<FaultyDevice>(host);
   ASSERT_EQ(held->HoldCopies(), Status::Ok());
-  WatchedDevice other(held, [&] {
-    if (!faulty_.Health().ok()) held->ReleaseCopies();
-  });
+  WatchedDevice other(held);
   RestoreParts parts = Parts();
   parts.device = [&](DeviceId id) -> Result<Device*> {
     if (id == kGpu) return &faulty_;
@@ -208,6 +199,8 @@ TEST_F(DeviceRestoreTest, AfterTheLossOfOneDeviceWaitsForTheCopiesOfTheOther) {
   ASSERT_TRUE(held->AwaitCopies(1));
 
   faulty_.BecomeSticky();
+  EXPECT_EQ(restoring.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  held->ReleaseCopies();
   const auto restored = restoring.get();
 
   EXPECT_EQ(restored.status().code(), StatusCode::kDeviceError) << restored.status();

@@ -24,11 +24,11 @@ struct FaultyDevice::State {
   std::map<int, Status> fail_now CAIRN_GUARDED_BY(mutex);
   std::map<int, Status> fail_later CAIRN_GUARDED_BY(mutex);
   std::optional<int> sticky_at CAIRN_GUARDED_BY(mutex);
-  bool silent CAIRN_GUARDED_BY(mutex) = false;  // No done is called any more;
-  bool sticky CAIRN_GUARDED_BY(mutex) = false;  // and once no copy runs any more, every call fails.
-  int under_way CAIRN_GUARDED_BY(mutex) = 0;    // Batches that the inner device has.
+  bool lost CAIRN_GUARDED_BY(mutex) = false;            // Every batch fails,
+  bool sticky CAIRN_GUARDED_BY(mutex) = false;          // and every call, once no copy runs any more. Only then
+  std::vector<CopyDone> fails CAIRN_GUARDED_BY(mutex);  // these are called.
+  int under_way CAIRN_GUARDED_BY(mutex) = 0;            // Batches that the inner device has.
   CondVar none_under_way;
-  std::vector<CopyDone> never_called CAIRN_GUARDED_BY(mutex);  // A driver keeps them too.
 
   // Without streams: what is held. With streams: the point that the lanes wait for.
   bool holding CAIRN_GUARDED_BY(mutex) = false;
@@ -38,20 +38,30 @@ struct FaultyDevice::State {
   static Status StickyError() {
     return {StatusCode::kDeviceError, "injected sticky device error: an illegal memory access was encountered"};
   }
-  void FallSilent() CAIRN_REQUIRES(mutex) {
-    silent = true;
-    for (Held& one : held) never_called.push_back(std::move(one.done));
-    held.clear();
-    if (gate != nullptr) std::exchange(gate, nullptr)->Reach();
-    while (under_way > 0) none_under_way.Wait(mutex);
-    sticky = true;
+  void Lose() CAIRN_EXCLUDES(mutex) {
+    std::vector<CopyDone> ended;
+    {
+      MutexLock lock(mutex);
+      lost = true;
+      for (Held& one : std::exchange(held, {})) fails.push_back(std::move(one.done));
+      if (gate != nullptr) std::exchange(gate, nullptr)->Reach();
+      while (under_way > 0) none_under_way.Wait(mutex);
+      sticky = true;
+      ended = std::exchange(fails, {});
+    }
+    for (const CopyDone& done : ended) done(StickyError());
   }
-  // A batch of the inner device has ended: whether its done may be called.
-  bool End(const CopyDone& done) CAIRN_EXCLUDES(mutex) {
-    MutexLock lock(mutex);
-    if (silent) never_called.push_back(done);
-    if (--under_way == 0) none_under_way.NotifyAll();
-    return !silent;
+  // A batch of the inner device has ended.
+  void End(const CopyDone& done, Status status) CAIRN_EXCLUDES(mutex) {
+    {
+      MutexLock lock(mutex);
+      --under_way;
+      if (lost) {
+        fails.push_back(done);
+        return none_under_way.NotifyAll();
+      }
+    }
+    done(std::move(status));
   }
 };
 
@@ -75,10 +85,7 @@ void FaultyDevice::BecomeStickyAt(int nth) {
   state_->sticky_at = nth;
 }
 
-void FaultyDevice::BecomeSticky() {
-  MutexLock lock(state_->mutex);
-  state_->FallSilent();
-}
+void FaultyDevice::BecomeSticky() { state_->Lose(); }
 
 Status FaultyDevice::HoldCopies() {
   if (!inner_->has_streams()) {
@@ -142,42 +149,37 @@ Status FaultyDevice::Failure() const {
 }
 
 Status FaultyDevice::Copy(CopyBatch batch, CopyDone done) {
+  bool loses = false;
   {
     MutexLock lock(state_->mutex);
-    if (state_->silent) return State::StickyError();
+    if (state_->lost) return State::StickyError();
     const int nth = ++state_->copies;
     state_->copied.NotifyAll();
-    if (state_->sticky_at.has_value() && nth >= *state_->sticky_at) {
-      state_->never_called.push_back(std::move(done));
-      state_->FallSilent();
-      return Status::Ok();
-    }
+    loses = state_->sticky_at.has_value() && nth >= *state_->sticky_at;
     if (const auto found = state_->fail_now.find(nth); found != state_->fail_now.end()) return found->second;
     if (const auto found = state_->fail_later.find(nth); found != state_->fail_later.end()) {
       batch.pieces.clear();
       done = [instead = found->second, done = std::move(done)](const Status&) { done(instead); };
     }
-    if (state_->holding) {
+    if (state_->holding || loses) {
       state_->held.push_back({std::move(batch), std::move(done)});
-      return Status::Ok();
+      if (!loses) return Status::Ok();
     }
   }
-  return Enqueue(std::move(batch), std::move(done));
+  if (!loses) return Enqueue(std::move(batch), std::move(done));
+  state_->Lose();
+  return Status::Ok();
 }
 
 Status FaultyDevice::Enqueue(CopyBatch batch, CopyDone done) {
   {
     MutexLock lock(state_->mutex);
-    if (state_->silent) {
-      state_->never_called.push_back(std::move(done));
-      return Status::Ok();
-    }
+    if (state_->lost) return State::StickyError();
     ++state_->under_way;
   }
-  const Status status = inner_->Copy(std::move(batch), [state = state_, done](Status ended) {
-    if (state->End(done)) done(std::move(ended));
-  });
-  if (!status.ok()) state_->End(done);
+  const Status status = inner_->Copy(
+      std::move(batch), [state = state_, done = std::move(done)](Status ended) { state->End(done, std::move(ended)); });
+  if (!status.ok()) state_->End([](const Status&) {}, status);
   return status;
 }
 

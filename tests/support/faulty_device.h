@@ -23,9 +23,9 @@ class FaultyDevice final : public ForwardingDevice {
   void FailCopy(int nth, Status status);
   /// The nth Copy is enqueued, copies nothing, and its done gets `status`.
   void FailCopyLater(int nth, Status status);
-  /// From the nth Copy on (which still returns Ok) no done is called any more, not even of older batches; Health and
-  /// every later call return a DeviceError. A GPU behaves so after an illegal access: no copy runs any more, so this
-  /// releases what is held and waits for what is under way, which must not depend on the caller.
+  /// From the nth Copy on (which still returns Ok) every done gets a DeviceError, also of older batches; Health and
+  /// every later call return it. A GPU behaves so after an illegal access: no copy runs any more, so this releases what
+  /// is held and waits for what is under way, which must not depend on the caller.
   void BecomeStickyAt(int nth);
   /// The same, now.
   void BecomeSticky();
