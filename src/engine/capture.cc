@@ -47,18 +47,17 @@ bool Capture::KeepsBack() const {
 }
 
 bool Capture::PlanStaging() {
-  StagedChunks::Staged chunk = staged_.StageNext(next_);
-  if (chunk.copies.empty()) return false;
+  StagedChunks::Run run = staged_.StageNext(next_);
+  if (run.pieces.empty()) return false;
   read_by_staging_ = true;
   const std::uint64_t id = next_batch_++;
   Batch& batch = batches_[id];
   batch.begun = SaveTask::Clock::now();
-  batch.chunk.begin = chunk.begin;
-  batch.chunk.end = chunk.end;
-  for (auto& [device, pieces] : chunk.copies) {
-    Plan(id, *device, true,
-         {.direction = CopyDirection::kToStaging, .lane = device->lanes() - 1, .pieces = std::move(pieces)});
-  }
+  Device& device = *run.device;
+  CopyBatch copies{
+      .direction = CopyDirection::kToStaging, .lane = device.lanes() - 1, .pieces = std::exchange(run.pieces, {})};
+  batch.staged = std::move(run);
+  Plan(id, device, true, std::move(copies));
   return true;
 }
 
@@ -175,8 +174,7 @@ Status Capture::RecordRead(const Device& device, int lane) {
 }
 
 void Capture::MarkEnqueuedIfRead() {
-  if (stage_ != CaptureStage::kCopying || reads_planned_ != 0 || staged_.partly_staged() != 0) return;
-  if (std::max(next_, staged_.staged_to()) != task_.snapshot().bytes()) return;
+  if (stage_ != CaptureStage::kCopying || reads_planned_ != 0 || !staged_.StagedFrom(next_)) return;
   if (!stage_.MoveTo(CaptureStage::kEnqueued)) return;
   task_.MarkEnqueued(read_by_staging_ && !read_by_host_);
   UpdateCaptured();
@@ -198,11 +196,11 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   Batch& batch = node.mapped();
   const bool staging = !batch.chunk.buffer;
   context_.parts.trace->Span("copy", staging ? "stage" : "chunk", batch.begun, SaveTask::Clock::now(),
-                             task_.plan().step, batch.chunk.end - batch.chunk.begin);
+                             task_.plan().step, staging ? batch.staged.bytes : batch.chunk.end - batch.chunk.begin);
   if (stopped()) return callbacks_.quiet();
   if (!batch.status.ok()) return Fail(std::move(batch.status));
   if (staging) {
-    staged_.Arrived(batch.chunk.begin);
+    staged_.Arrived(batch.staged);
     return UpdateCaptured();
   }
 

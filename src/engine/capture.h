@@ -95,10 +95,11 @@ class Capture : public std::enable_shared_from_this<Capture> {
     bool reads = false;
     CopyState state = CopyState::kPlanned;
   };
-  // Copies that end together: one chunk's, to the host or to staging memory.
+  // Copies that end together: one chunk's to the host, or those of some chunks to staging memory.
   struct Batch {
     // Without a buffer when staging.
     FilledChunk chunk;
+    StagedChunks::Run staged;
     std::vector<Copy> copies;
     Status status;
     SaveTask::Clock::time_point begun;

@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace cairn {
+namespace {
+
+// In one run: the first of them goes to the host once the last has arrived.
+constexpr std::size_t kMostChunks = 32;
+
+}  // namespace
 
 StagingArea* StagedChunks::AreaOf(DeviceId id) const {
   const auto found =
@@ -11,44 +17,76 @@ StagingArea* StagedChunks::AreaOf(DeviceId id) const {
   return found == areas_.end() ? nullptr : &*found;
 }
 
-StagedChunks::Staged StagedChunks::StageNext(std::uint64_t from) {
-  // A chunk may have tensors of every device.
-  if (areas_.empty() || std::any_of(areas_.begin(), areas_.end(), [](const auto& area) { return area.full(); })) {
-    return {};
-  }
-  staged_to_ = std::max(staged_to_, from);
-  while (staged_to_ < snapshot_.bytes()) {
-    const std::uint64_t begin = staged_to_;
-    Staged staged{.begin = begin, .end = std::min(begin + chunk_bytes_, snapshot_.bytes()), .copies = {}};
-    staged_to_ = staged.end;
-    Chunk& chunk = chunks_[begin];
-    std::byte* const base = areas_.front().base();  // Replaced piece by piece.
-    for (Snapshot::Piece& piece : snapshot_.Pieces(begin, staged.end, base)) {
-      StagingArea* const area = AreaOf(piece.device);
-      if (area == nullptr) {
-        chunk.partly = chunk.partly || piece.device.kind != DeviceKind::kCpu || snapshot_.reads_cpu();
-        continue;
-      }
-      auto [slot, is_new] = chunk.slots.try_emplace(piece.device);
-      if (is_new) {
-        slot->second = {.area = area,
-                        .layout = {.base = area->Acquire(), .row_bytes = chunk_bytes_, .bytes = chunk_bytes_}};
-      }
-      piece.copy.memory = slot->second.layout.base + (piece.copy.memory - base);
-      staged.copies[area->device()].push_back(piece.copy);
-    }
-    if (chunk.partly) ++partly_staged_;
-    if (!staged.copies.empty()) return staged;
-    chunk.arrived = true;
+StagedChunks::Run StagedChunks::StageNext(std::uint64_t from) {
+  for (StagingArea& area : areas_) {
+    Progress& progress = progress_[&area];
+    if (progress.staged_to < from) progress = {.staged_to = from};
+    if (progress.needs_slot && area.full()) continue;
+    if (Run run = StageOn(area, progress); !run.pieces.empty()) return run;
   }
   return {};
 }
 
-void StagedChunks::Arrived(std::uint64_t begin) { chunks_.at(begin).arrived = true; }
+StagedChunks::Run StagedChunks::StageOn(StagingArea& area, Progress& progress) {
+  Run run{.device = area.device()};
+  progress.needs_slot = false;
+  while (progress.staged_to < snapshot_.bytes() && run.begins.size() < kMostChunks &&
+         run.pieces.size() < kMaxBatchOperations) {
+    const std::uint64_t end = std::min(progress.staged_to + chunk_bytes_, snapshot_.bytes());
+    progress.needs_slot = !Stage(area, progress.staged_to, end, run);
+    if (progress.needs_slot) break;
+    progress.staged_to = end;
+  }
+  return run;
+}
+
+bool StagedChunks::Stage(StagingArea& area, std::uint64_t begin, std::uint64_t end, Run& run) {
+  std::byte* const base = area.base();  // Replaced piece by piece.
+  std::vector<Snapshot::Piece> pieces = snapshot_.Pieces(begin, end, base);
+  const auto is_here = [&](const Snapshot::Piece& piece) { return piece.device == area.device()->id(); };
+  const bool is_read_directly = std::any_of(pieces.begin(), pieces.end(), [&](const Snapshot::Piece& piece) {
+    return AreaOf(piece.device) == nullptr && (piece.device.kind != DeviceKind::kCpu || snapshot_.reads_cpu());
+  });
+  const bool stages = std::any_of(pieces.begin(), pieces.end(), is_here);
+  if (stages && area.full()) return false;
+  Chunk& chunk = chunks_[begin];
+  if (is_read_directly && !std::exchange(chunk.partly, true)) ++partly_staged_;
+  if (!stages) return true;
+  Slot& slot = chunk.slots[area.device()->id()];
+  slot = {.area = &area, .layout = {.base = area.Acquire(), .row_bytes = chunk_bytes_, .bytes = chunk_bytes_}};
+  run.begins.push_back(begin);
+  for (Snapshot::Piece& piece : pieces) {
+    if (!is_here(piece)) continue;
+    piece.copy.memory = slot.layout.base + (piece.copy.memory - base);
+    run.bytes += piece.copy.bytes();
+    CopyPiece* const last = run.pieces.empty() ? nullptr : &run.pieces.back();
+    if (last != nullptr && last->tensor == piece.copy.tensor && last->memory + last->bytes() == piece.copy.memory) {
+      last->end = piece.copy.end;
+    } else {
+      run.pieces.push_back(piece.copy);
+    }
+  }
+  return true;
+}
+
+bool StagedChunks::StagedFrom(std::uint64_t from) const {
+  if (from == snapshot_.bytes()) return true;
+  if (areas_.empty() || partly_staged_ != 0) return false;
+  return std::all_of(areas_.begin(), areas_.end(), [&](const StagingArea& area) {
+    const auto progress = progress_.find(&area);
+    return progress != progress_.end() && progress->second.staged_to == snapshot_.bytes();
+  });
+}
+
+void StagedChunks::Arrived(const Run& run) {
+  for (const std::uint64_t begin : run.begins) chunks_.at(begin).slots.at(run.device->id()).arrived = true;
+}
 
 bool StagedChunks::Arriving(std::uint64_t begin) const {
   const auto found = chunks_.find(begin);
-  return found != chunks_.end() && !found->second.arrived;
+  if (found == chunks_.end()) return false;
+  return std::any_of(found->second.slots.begin(), found->second.slots.end(),
+                     [](const auto& slot) { return !slot.second.arrived; });
 }
 
 std::vector<DeviceId> StagedChunks::Redirect(std::uint64_t begin, std::vector<Snapshot::Piece>& pieces) {

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <future>
 #include <string>
+#include <thread>
+#include <tuple>
 #include <vector>
 
 #include "cairn/cairn.h"
@@ -225,6 +227,62 @@ TEST_F(CudaSaves, AGpuThatIsSetUpLateLeavesOtherGpusSlotsInUseAlone) {
 
   EXPECT_TRUE(staged->stats().staged);
   EXPECT_TRUE(again->stats().staged) << "the first save's slots were not given back";
+  checkpointer_.reset();
+}
+
+// No CPU is free, so no chunk is known to have arrived: the fence does not need that.
+TEST_F(CudaSaves, StagesManyChunksInOneCopy) {
+  Open(13000, 64_MiB);
+  State state;
+  std::byte* const at = AddTensor(state, 33_MiB, 1);
+  const Stream stream = cuda_->MakeStream();
+  const int before = Copies();
+  fake_cuda::HoldWaits();
+
+  const auto save = checkpointer_->Save(1, state, {.streams = {stream}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  EXPECT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+  EXPECT_EQ(Copies() - before, 2);
+  cuda_->LaunchWrite(stream, at, std::vector<std::byte>(33_MiB));
+  fake_cuda::ReleaseWaits();
+
+  ASSERT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  EXPECT_TRUE(save->stats().staged);
+  ASSERT_EQ(checkpointer_->Restore(Latest(), state, {.streams = {stream}}).status(), Status::Ok());
+  cuda_->Synchronize(stream);
+  EXPECT_EQ(cuda_->ReadTensor(at, 33_MiB), Pattern(33_MiB, 1));
+}
+
+TEST_F(CudaSaves, AFullStagingAreaHoldsUpNoOtherGpu) {
+  Open(13000, 4_MiB);
+  std::string why_not;
+  const auto other = CudaUnderTest::Make(why_not, 1);
+  ASSERT_NE(other, nullptr) << why_not;
+  ASSERT_EQ(checkpointer_->SetUp({DeviceKind::kCuda, 1}), Status::Ok());
+  State state;
+  std::byte* const here = AddTensor(state, 6_MiB, 1);
+  std::byte* const there = other->MakeTensor(Pattern(2_MiB, 2));
+  AddMemory(state, there, 2_MiB, 1);
+  const int before = Copies();
+  fake_cuda::HoldWaits();
+
+  const auto save = checkpointer_->Save(1, state);
+  ASSERT_TRUE(save.ok()) << save.status();
+  const Deadline soon = Deadline::In(kPatience);
+  while (Copies() - before < 2 && !soon.passed()) std::this_thread::yield();
+  EXPECT_EQ(Copies() - before, 2) << "four chunks of the one, two of the other";
+  fake_cuda::ReleaseWaits();
+
+  ASSERT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  for (const auto& [gpu, tensor, bytes] :
+       {std::tuple{cuda_.get(), here, 6_MiB}, std::tuple{other.get(), there, 2_MiB}}) {
+    const Stream stream = gpu->MakeStream();
+    gpu->LaunchWrite(stream, tensor, std::vector<std::byte>(bytes));
+    gpu->Synchronize(stream);
+  }
+  ASSERT_EQ(checkpointer_->Restore(Latest(), state).status(), Status::Ok());
+  EXPECT_EQ(cuda_->ReadTensor(here, 6_MiB), Pattern(6_MiB, 1));
+  EXPECT_EQ(other->ReadTensor(there, 2_MiB), Pattern(2_MiB, 2));
   checkpointer_.reset();
 }
 
