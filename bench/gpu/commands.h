@@ -35,13 +35,17 @@ struct PiecesOptions {
 
 struct LaunchesOptions {
   std::string root;
-  std::size_t tensors = 50'000;
-  std::uint64_t tensor_bytes = 16U << 10;
-  std::uint64_t pool_bytes = 256U << 20;
-  std::chrono::milliseconds time{5000};
+  std::size_t tensors = 400;
+  std::uint64_t tensor_bytes = 8U << 20;
+  /// As large as the state: nothing but the lanes' room holds copies up.
+  std::uint64_t pool_bytes = 400 * (8ULL << 20);
+  std::chrono::milliseconds time{3000};
+  /// False: copies without kernels, an operation for each tensor.
+  bool kernels = true;
 };
-/// How long the launches of another thread take, in its own stream, alone and while saves of many tensors keep the
-/// copy lanes' queues full; and how long fences take.
+/// How long the launches of another thread take, in its own stream, alone and beside saves; and how long fences take.
+/// The saves' caller holds its stream for 100 ms, so that their copies wait in the lanes; how often a lane was full is
+/// printed.
 [[nodiscard]] Status MeasureLaunches(const LaunchesOptions& options);
 
 void PrintLine(const nlohmann::json& line);

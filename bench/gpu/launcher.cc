@@ -15,6 +15,7 @@ using Handle = void*;
 using Address = std::uint64_t;
 constexpr std::uint64_t kLegacyStream = 1;  // CU_GET_PROC_ADDRESS_LEGACY_STREAM
 constexpr unsigned int kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned int kAtLeast = 0;        // CU_STREAM_WAIT_VALUE_GEQ
 constexpr std::size_t kBytes = 4;
 
 struct Functions {
@@ -31,6 +32,7 @@ struct Functions {
   int (*free)(Address) = nullptr;
   int (*memcpy)(Address, Address, std::size_t, Handle) = nullptr;
   int (*memset)(Address, unsigned char, std::size_t, Handle) = nullptr;
+  int (*wait_value)(Handle, Address, std::uint32_t, unsigned int) = nullptr;
 };
 
 Status Check(int result, const char* what) {
@@ -65,6 +67,7 @@ Result<Functions> Load() {
   find("cuMemFree", 3020, functions.free);
   find("cuMemcpyAsync", 4000, functions.memcpy);
   find("cuMemsetD8Async", 3020, functions.memset);
+  find("cuStreamWaitValue32", 11070, functions.wait_value);
   if (!status.ok()) return status;
   return functions;
 }
@@ -97,6 +100,10 @@ class DriverLauncher : public Launcher {
     return Check(driver_.memcpy(address(to), address(from), bytes, stream_), "cuMemcpyAsync");
   }
   Status Synchronize() override { return Check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"); }
+  Status Hold(const std::uint32_t* flag, std::uint32_t value) override {
+    return Check(driver_.wait_value(stream_, reinterpret_cast<Address>(flag), value, kAtLeast), "cuStreamWaitValue32");
+  }
+  [[nodiscard]] std::uintptr_t stream() const override { return reinterpret_cast<std::uintptr_t>(stream_); }
 
  private:
   const Functions driver_;

@@ -20,6 +20,10 @@ class Launcher {
   virtual Status Copy(const std::byte* from, std::byte* to, std::uint64_t bytes) = 0;
   /// Waits until what was launched has run, so that the stream's own queue is never full.
   virtual Status Synchronize() = 0;
+  /// What is launched later waits until the flag, in pinned memory, is at least `value`.
+  virtual Status Hold(const std::uint32_t* flag, std::uint32_t value) = 0;
+  /// The driver's handle.
+  [[nodiscard]] virtual std::uintptr_t stream() const = 0;
 };
 
 }  // namespace cairn::bench

@@ -4,6 +4,7 @@
 //   build/release/bin/bench_gpu sums [--milliseconds N] [--pairs N]
 //   build/release/bin/bench_gpu pieces [--bytes N] [--repetitions N]
 //   build/release/bin/bench_gpu launches --root DIR [--tensors N] [--tensor-bytes N] [--pool N] [--milliseconds N]
+//     [--no-kernels]
 //
 // Each prints lines of JSON, which scripts/prove-gpu B judges. Exit status: 0, or 1 with the reason.
 #include <CLI/CLI.hpp>
@@ -43,6 +44,7 @@ int Main(int argc, char** argv) {
   launching->add_option("--tensor-bytes", launches.tensor_bytes);
   launching->add_option("--pool", launches.pool_bytes);
   launching->add_option("--milliseconds", milliseconds, "for each part")->check(CLI::PositiveNumber);
+  launching->add_flag("--kernels,!--no-kernels", launches.kernels);
   CLI11_PARSE(app, argc, argv);
 
   if (milliseconds != 0) link.time = launches.time = std::chrono::milliseconds(milliseconds);
