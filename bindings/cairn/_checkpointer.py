@@ -48,8 +48,8 @@ class Checkpointer(Saving, Restoring, Catalog):
       root           the folder of the checkpoints, on a mounted filesystem; it is made if it is missing
       host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a
                      quarter of the memory that is available, divided by the ranks of this node (LOCAL_WORLD_SIZE, or
-                     else the whole group). The first save, or the restore before it, then pins what is missing for the
-                     state; with a size all is pinned when it opens
+                     else the whole group). What is missing for the state is pinned behind the first save, or the
+                     restore before it; with a size all is pinned when it opens
       max_in_flight  saves between queued and durable at once
       keep_last      committed checkpoints to keep; 0 keeps all
       keep_every     also keep each step divisible by it; 0: none

@@ -124,8 +124,8 @@ struct Options {
   ///
   /// 0 chooses: the state's size, but at most a quarter of the memory that is available, divided by the ranks of this
   /// node (the variable LOCAL_WORLD_SIZE, which torchrun sets; without it all ranks of the group). Open makes 2 *
-  /// queue_depth chunks. The first Save of a larger state, or a Restore before it, adds the rest; for GPUs it is pinned
-  /// within that call, some tenths of a second per GiB, and an event says so. With a size all of it is pinned at Open.
+  /// queue_depth chunks. The first Save of a larger state, or a Restore before it, makes a thread add the rest; for
+  /// GPUs it is pinned, some tenths of a second per GiB, and an event says so. With a size all of it is pinned at Open.
   std::uint64_t host_memory_bytes = 0;
   /// Size of one copy and one write, in bytes: a multiple of 1 MiB, at most 1 GiB. 0 means 8 MiB, or 4 MiB if the
   /// pool's limit is below 2 * queue_depth chunks of 8 MiB. 8 MiB is as fast and takes a tenth less CPU time

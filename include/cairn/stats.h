@@ -66,8 +66,8 @@ enum class Severity : std::uint8_t { kInfo, kWarning, kError };
 
 enum class EventKind : std::uint8_t { kLog, kSaveCaptured, kSaveDurable, kSaveFailed, kCheckpointRemoved };
 
-/// Something that happened. Delivered on the engine's thread, or on a thread that calls Save, Fence or Restore: return
-/// soon, and do not call Cairn.
+/// Something that happened. Delivered on a thread of Cairn, or on one that calls Save, Fence or Restore: return soon,
+/// and do not call Cairn.
 struct Event {
   EventKind kind = EventKind::kLog;
   Severity severity = Severity::kInfo;

@@ -13,6 +13,7 @@
 
 #include "api/blocking_calls.h"
 #include "api/devices.h"
+#include "api/pool_growth.h"
 #include "api/steered_saves.h"
 #include "api/wiring.h"
 #include "base/mutex.h"
@@ -28,7 +29,7 @@
 namespace cairn {
 
 /// What the calls of one Checkpointer share. open.cc makes it; the calls are in save.cc, fence.cc, read.cc and
-/// retention.cc, and set_up.cc has what they add to it on first use.
+/// retention.cc, and set_up.cc and PoolGrowth have what they add to it on first use.
 ///
 /// Members are destroyed from the last to the first: the engine goes before what it uses, the pool before the devices
 /// that it is pinned with, and these before the workers that copy for them.
@@ -64,6 +65,7 @@ class Checkpointer::Impl {
   std::unique_ptr<SteeredSaves> steered;           // Null without Options::steering.
   std::unique_ptr<BlockingCalls> blocking;         // Before the engine, so that it ends after it.
   std::unique_ptr<Engine> engine;                  // Null if the root was opened read-only.
+  std::unique_ptr<PoolGrowth> growth;              // Null if so, or if the pool does not grow.
   std::atomic<std::uint64_t> shared_restores = 0;  // Begun so far.
 
   // Held through a call of Save: saves are numbered in the order in which the engine gets them.
@@ -78,10 +80,8 @@ class Checkpointer::Impl {
   std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
   Mutex pin_mutex;  // Held while a pin is changed on the disk and in the ledger.
   Mutex device_mutex;
-  Mutex fit_mutex;
-  std::uint64_t fitted_bytes CAIRN_GUARDED_BY(fit_mutex) = 0;  // The largest state that the pool was fitted to.
-  std::atomic<bool> fence_waited = false;                      // An event has said so.
-  std::atomic<bool> root_moved = false;                        // An event has said so.
+  std::atomic<bool> fence_waited = false;  // An event has said so.
+  std::atomic<bool> root_moved = false;    // An event has said so.
   Mutex fence_mutex;
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
 
@@ -104,9 +104,6 @@ class Checkpointer::Impl {
   Result<std::shared_ptr<Device>> SetUpDevice(DeviceId id, bool late) CAIRN_EXCLUDES(device_mutex);
   /// If Options::gpu_checksums asks for what the device cannot do.
   void WarnWithoutGpuChecksums(const Device& device) const;
-  /// Grows the pool to a state of this size, as far as it may. If it cannot grow, it stays as it is, with a warning. If
-  /// that had to pin memory, an event of this severity says so.
-  void FitPool(std::uint64_t state_bytes, Severity severity) CAIRN_EXCLUDES(fit_mutex);
 
   // Save.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options,

@@ -31,6 +31,7 @@ void Checkpointer::Impl::EndPauses() {
 Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadline) {
   if (fence_waited) return task.Fence(stream, deadline);
   return task.Fence(stream, deadline, [&] {
+    if (growth != nullptr && growth->growing()) return;  // It waits for memory, and not for the disk.
     if (fence_waited.exchange(true)) return;
     Notify({.severity = Severity::kWarning,
             .step = task.plan().step,

@@ -88,6 +88,9 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.queue = make_queue;
   parts.group = group;
   CAIRN_ASSIGN_OR_RETURN(engine, Engine::Start(std::move(parts)));
+  if (grows) {
+    CAIRN_ASSIGN_OR_RETURN(growth, PoolGrowth::Start(*pool, workers, group->size(), options.on_event));
+  }
   return Status::Ok();
 }
 
@@ -146,8 +149,9 @@ Checkpointer::~Checkpointer() {
   const auto abandons = std::min(end - std::min<std::chrono::nanoseconds>((end - now) / 4, BindingCalls::kAbandoning),
                                  impl_->abandon_by.load());
   static_cast<void>(impl_->engine->WaitIdle(Deadline::At(abandons)));
-  // Leaked if the engine does not stop: its thread, the kernel and the devices go on using it.
-  if (!impl_->engine->Stop(Deadline::At(end)) || !impl_->blocking->idle()) static_cast<void>(impl_.release());
+  const bool grown = impl_->growth == nullptr || impl_->growth->End(Deadline::At(end));
+  // Leaked if a thread does not stop: it, the kernel and the devices go on using it.
+  if (!impl_->engine->Stop(Deadline::At(end)) || !impl_->blocking->idle() || !grown) static_cast<void>(impl_.release());
 }
 
 }  // namespace cairn

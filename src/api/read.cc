@@ -58,7 +58,7 @@ Result<Restored> Checkpointer::Impl::Restore(const RestoreParts& parts, const Se
   CAIRN_ASSIGN_OR_RETURN(Restored now, Read(parts, selector, state, restore_options));
   if (!restore_options.resume) return now;
   // Of several ranks, each saves only its share of what is replicated.
-  if (group->size() == 1) FitPool(state.table()->bytes(), Severity::kInfo);
+  if (growth != nullptr && group->size() == 1) growth->FitTo(state.table()->bytes(), Severity::kInfo);
   if (ledger != nullptr) ledger->Restored(now.step, now.generation, now.attempt);
   MutexLock lock(restored_mutex);
   restored = ManifestParent{now.step, now.attempt};

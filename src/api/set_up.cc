@@ -1,8 +1,5 @@
-// What calls set up on first use, because Open was not told of it: devices, and a pool as large as the state.
-#include <algorithm>
-
+// What calls set up on first use, because Open was not told of it: devices.
 #include "api/checkpointer_impl.h"
-#include "api/resolve_options.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 
@@ -52,30 +49,6 @@ void Checkpointer::Impl::WarnWithoutGpuChecksums(const Device& device) const {
           .status = status,
           .message = fmt::format("the host computes the checksums instead of {}: {}", ToString(device.id()),
                                  status.message())});
-}
-
-void Checkpointer::Impl::FitPool(std::uint64_t state_bytes, Severity severity) {
-  if (!grows || options.read_only) return;
-  MutexLock lock(fit_mutex);
-  if (state_bytes <= fitted_bytes) return;
-  fitted_bytes = state_bytes;
-  const std::uint64_t before = pool->total_bytes();
-  // Since Open the trainer may have taken much of the memory that was available then.
-  const std::uint64_t most = before + ChooseHostMemory(group->size());
-  const Clock::time_point begun = Clock::now();
-  const Status status = pool->GrowTo(std::min(state_bytes, most), workers);
-  if (!status.ok()) {
-    Notify({.severity = Severity::kWarning,
-            .status = status,
-            .message = fmt::format("the pool stays at {}, for a state of {}: {}", HumanBytes(before),
-                                   HumanBytes(state_bytes), status.message())});
-  } else if (pool->pinned() && pool->total_bytes() > before) {
-    Notify({.severity = severity,
-            .message = fmt::format("pinned {} more of host memory in {}, for a state of {}: "
-                                   "host_memory_bytes={} does so at Open",
-                                   HumanBytes(pool->total_bytes() - before), Since(begun), HumanBytes(state_bytes),
-                                   pool->total_bytes())});
-  }
 }
 
 }  // namespace cairn

@@ -86,7 +86,8 @@ Result<std::unique_ptr<BufferPool>> BufferPool::MakeGrowing(std::uint64_t bytes,
     return ErrnoStatus(errno, "excluding the pool from forked children (MADV_DONTFORK)");
   }
   MutexLock lock(pool->size_mutex_);
-  CAIRN_RETURN_IF_ERROR(pool->Commit(std::clamp(bytes, least * chunk_bytes, pool->cap_bytes_)));
+  const std::uint64_t first = std::clamp(bytes, least * chunk_bytes, pool->cap_bytes_);
+  while (pool->committed_ < first) CAIRN_RETURN_IF_ERROR(pool->Commit(first));
   pool->Lend();
   return pool;
 }
@@ -112,10 +113,11 @@ BufferPool::~BufferPool() {
   ::munmap(mapping_.data(), mapping_.size());
 }
 
-// Makes the chunks up to `bytes` (rounded up) accessible.
+// Makes the next part of the chunks up to `bytes` (rounded up) accessible.
 Status BufferPool::Commit(std::uint64_t bytes) {
   const std::uint64_t from = committed_;
-  const std::uint64_t to = std::min(cap_bytes_, DivideUp(bytes, chunk_bytes_) * chunk_bytes_);
+  const std::uint64_t part = std::max<std::uint64_t>(kPart / chunk_bytes_, 1) * chunk_bytes_;
+  const std::uint64_t to = std::min({cap_bytes_, DivideUp(bytes, chunk_bytes_) * chunk_bytes_, from + part});
   if (::mprotect(chunks_ + from, to - from, PROT_READ | PROT_WRITE) != 0) {
     return ErrnoStatus(errno, fmt::format("committing a pool of {} bytes", to));
   }
@@ -142,8 +144,15 @@ void BufferPool::Lend() {
 }
 
 Status BufferPool::GrowTo(std::uint64_t bytes, WorkerPool& workers) {
-  MutexLock lock(size_mutex_);
-  if (std::min(bytes, cap_bytes_) <= total_bytes()) return Status::Ok();
+  while (!stopped_) {
+    MutexLock lock(size_mutex_);
+    if (std::min(bytes, cap_bytes_) <= total_bytes()) break;
+    CAIRN_RETURN_IF_ERROR(AddPart(bytes, workers));
+  }
+  return Status::Ok();
+}
+
+Status BufferPool::AddPart(std::uint64_t bytes, WorkerPool& workers) {
   CAIRN_RETURN_IF_ERROR(Commit(bytes));
   if (!pinned_with_.empty()) {
     Touch(workers);

@@ -26,6 +26,10 @@ namespace cairn {
 /// A pool may begin smaller than its cap, and grow up to it. Chunks never move.
 class BufferPool {
  public:
+  /// What is added and pinned at once, or one chunk if that is more. A driver that pins keeps other threads from
+  /// launching kernels meanwhile.
+  static constexpr std::uint64_t kPart = 256U << 20;
+
   enum class Priority : std::uint8_t { kSave, kRestore };
 
   /// A chunk in use. Its destructor returns it to the pool.
@@ -77,8 +81,10 @@ class BufferPool {
   Status PinWith(Device& device) CAIRN_EXCLUDES(size_mutex_);
   /// Adds chunks for `bytes` in all, rounded up, but no more than the cap. If devices use the pool, the new pages are
   /// touched (helped by the workers; the caller must not be one of them) and pinned first: tenths of a second per GiB.
-  /// After an error the pool has the size that it had.
+  /// Each part is lent as soon as it is there. After an error the pool keeps the parts that it has.
   Status GrowTo(std::uint64_t bytes, WorkerPool& workers) CAIRN_EXCLUDES(size_mutex_, mutex_);
+  /// GrowTo adds no further part; a call under way returns Ok after the one that it is at.
+  void StopGrowing() { stopped_ = true; }
   /// Whether a device has pinned it, so that growing takes time.
   [[nodiscard]] bool pinned() const CAIRN_EXCLUDES(size_mutex_);
 
@@ -105,6 +111,7 @@ class BufferPool {
  private:
   BufferPool(MutableBytes mapping, std::uint64_t chunk_bytes);
   Status Commit(std::uint64_t bytes) CAIRN_REQUIRES(size_mutex_);
+  Status AddPart(std::uint64_t bytes, WorkerPool& workers) CAIRN_REQUIRES(size_mutex_) CAIRN_EXCLUDES(mutex_);
   Status PinNew(MutableBytes memory) CAIRN_REQUIRES(size_mutex_);
   void Lend() CAIRN_EXCLUDES(mutex_);
   void Return(std::byte* data) CAIRN_EXCLUDES(mutex_);
@@ -124,6 +131,7 @@ class BufferPool {
   std::atomic<std::uint64_t> touched_{0};
   // Those that are lent. Changes under mutex_.
   std::atomic<std::uint64_t> chunk_count_{0};
+  std::atomic<bool> stopped_{false};
 
   // Held while the pool is pinned or grows. Before mutex_.
   mutable Mutex size_mutex_;

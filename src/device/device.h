@@ -84,7 +84,7 @@ class Device {
   /// InvalidArgument, to which the caller adds the tensor's name, for another device's memory or unsupported strides.
   [[nodiscard]] virtual Status CheckLayout(const StridedLayout& layout) const = 0;
 
-  /// Page-locks and unlocks host memory for fast copies. Slow: only at Open.
+  /// Page-locks and unlocks host memory for fast copies. Slow, and other threads may not launch kernels meanwhile.
   virtual Status PinMemory(MutableBytes memory) = 0;
   virtual void UnpinMemory(MutableBytes memory) = 0;
   /// Device memory for staging snapshots. Slow: once, at Open. ResourceExhausted if there is not enough.

@@ -3,13 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <optional>
+#include <thread>
 
+#include "api/pool_growth.h"
 #include "api/resolve_options.h"
 #include "base/mutex.h"
+#include "base/worker_pool.h"
 #include "cairn/cairn.h"
+#include "device/buffer_pool.h"
+#include "device/host_device.h"
 #include "support/faulty_queue.h"
 #include "support/patience.h"
 #include "support/tensors.h"
@@ -67,19 +74,30 @@ class Variable {
   const char* const name_;
 };
 
-/// A device that may refuse to pin.
+/// A device whose pinning `pin` decides on.
 class PinningDevice final : public ForwardingDevice {
  public:
-  PinningDevice(std::shared_ptr<Device> inner, const std::atomic<bool>& refuses)
-      : ForwardingDevice(std::move(inner)), refuses_(refuses) {}
+  using Pin = std::function<Status()>;
+  PinningDevice(std::shared_ptr<Device> inner, Pin pin) : ForwardingDevice(std::move(inner)), pin_(std::move(pin)) {}
   Status PinMemory(MutableBytes memory) override {
-    if (refuses_) return Status(StatusCode::kResourceExhausted, "no more memory may be pinned");
+    if (const Status status = pin_(); !status.ok()) return status;
     return inner_->PinMemory(memory);
   }
 
  private:
-  const std::atomic<bool>& refuses_;
+  const Pin pin_;
 };
+
+/// A GPU of the model, whose pinning `pin` decides on.
+Wiring WirePinning(ModelGpu& gpu, PinningDevice::Pin pin) {
+  Wiring wiring;
+  wiring.devices = [inner = gpu.Wire().devices,
+                    pin = std::move(pin)](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
+    std::vector<std::shared_ptr<Device>> made = *inner(workers);
+    return std::vector<std::shared_ptr<Device>>{std::make_shared<PinningDevice>(made.front(), pin)};
+  };
+  return wiring;
+}
 
 /// The checkpointer chooses the pool's size. A restore uses 4 chunks of 1 MiB.
 Options AutoOptions(const std::string& root) {
@@ -99,6 +117,13 @@ Status SaveNow(Checkpointer& checkpointer, std::uint64_t step, Tensors& tensors)
   return save.ok() ? save->WaitDurable(Deadline::In(kPatience)) : save.status();
 }
 
+/// Whether the pool, which grows behind the calls, gets that size.
+bool PoolReaches(const Checkpointer& checkpointer, std::uint64_t bytes) {
+  const Deadline patience = Deadline::In(kPatience);
+  while (checkpointer.stats().pool_bytes != bytes && !patience.passed()) std::this_thread::yield();
+  return checkpointer.stats().pool_bytes == bytes;
+}
+
 TEST(SetUp, ThePoolGrowsToTheFirstStateAndNoFurther) {
   const TempDir dir;
   Warnings warnings;
@@ -111,7 +136,7 @@ TEST(SetUp, ThePoolGrowsToTheFirstStateAndNoFurther) {
   tensors.Fill(1);
 
   EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
-  EXPECT_EQ(checkpointer->stats().pool_bytes, 20_MiB);
+  EXPECT_TRUE(PoolReaches(*checkpointer, 20_MiB));
   Tensors smaller = Tensors::Many(2, 100);
   EXPECT_EQ(SaveNow(*checkpointer, 2, smaller), Status::Ok());
 
@@ -173,7 +198,7 @@ TEST(SetUp, ARestoreFitsThePoolForTheSavesThatFollow) {
   EXPECT_EQ(checkpointer->stats().pool_bytes, 4_MiB);
   EXPECT_EQ(checkpointer->Restore(Latest(), tensors.state()).status(), Status::Ok());
 
-  EXPECT_EQ(checkpointer->stats().pool_bytes, 20_MiB);
+  EXPECT_TRUE(PoolReaches(*checkpointer, 20_MiB));
 }
 
 TEST(SetUp, ASaveThatPinsMemorySaysSo) {
@@ -186,10 +211,62 @@ TEST(SetUp, ASaveThatPinsMemorySaysSo) {
   Tensors tensors = State20MiB(kModelGpu);
 
   EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
+  EXPECT_TRUE(warnings.Wait());
   EXPECT_EQ(SaveNow(*checkpointer, 2, tensors), Status::Ok());
 
   EXPECT_THAT(warnings.seen(), ElementsAre(AllOf(StartsWith("pinned 16.0 MiB more of host memory in "),
                                                  HasSubstr("host_memory_bytes=20971520 does so at Open"))));
+}
+
+TEST(SetUp, ASaveDoesNotWaitForMemoryThatIsPinned) {
+  const TempDir dir;
+  ModelGpu gpu;
+  std::atomic<bool> holds = false;
+  std::promise<void> pinned;
+  Wiring wiring = WirePinning(gpu, [&, released = pinned.get_future().share()] {
+    if (holds) released.wait();
+    return Status::Ok();
+  });
+  const auto checkpointer = Opened(AutoOptions(dir / "run"), std::move(wiring));
+  Tensors tensors = State20MiB(kModelGpu);
+  tensors.Fill(3);
+  holds = true;
+
+  EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok()) << "it takes the chunks that there are";
+  EXPECT_EQ(checkpointer->stats().pool_bytes, 4_MiB);
+  Tensors fresh = State20MiB(kModelGpu);
+  EXPECT_EQ(checkpointer->Restore(Latest(), fresh.state()).status(), Status::Ok());
+  EXPECT_TRUE(fresh.Holds(3));
+  pinned.set_value();
+
+  EXPECT_TRUE(PoolReaches(*checkpointer, 20_MiB));
+}
+
+TEST(PoolGrowth, EndsWithoutADriverThatHangsAndSaysNothingMore) {
+  WorkerPool workers("workers", 1);
+  std::promise<void> pinning;
+  std::promise<void> released;
+  std::atomic<int> pinned = 0;
+  PinningDevice device(HostDevice::Make({}, workers), [&, answer = released.get_future().share()] {
+    if (pinned++ == 0) return Status::Ok();
+    pinning.set_value();
+    answer.wait();
+    return Status(StatusCode::kResourceExhausted, "no more memory may be pinned");
+  });
+  const auto pool = BufferPool::MakeGrowing(4_MiB, 20_MiB, 1_MiB, 2);
+  ASSERT_EQ((*pool)->PinWith(device), Status::Ok());
+  Warnings warnings;
+  const auto growth = PoolGrowth::Start(**pool, workers, 1, warnings.Callback());
+  EXPECT_FALSE((*growth)->growing());
+
+  (*growth)->FitTo(20_MiB, Severity::kWarning);
+  pinning.get_future().wait();
+
+  EXPECT_TRUE((*growth)->growing());
+  EXPECT_FALSE((*growth)->End(Deadline::In({})));
+  released.set_value();
+  EXPECT_TRUE((*growth)->End(Soon()));
+  EXPECT_THAT(warnings.seen(), IsEmpty());
 }
 
 TEST(SetUp, ASaveGoesOnIfThePoolCannotGrow) {
@@ -197,12 +274,9 @@ TEST(SetUp, ASaveGoesOnIfThePoolCannotGrow) {
   ModelGpu gpu;
   Warnings warnings;
   std::atomic<bool> refuses = false;
-  Wiring wiring;
-  wiring.devices = [inner = gpu.Wire().devices,
-                    &refuses](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
-    std::vector<std::shared_ptr<Device>> made = *inner(workers);
-    return std::vector<std::shared_ptr<Device>>{std::make_shared<PinningDevice>(made.front(), refuses)};
-  };
+  Wiring wiring = WirePinning(gpu, [&] {
+    return refuses ? Status(StatusCode::kResourceExhausted, "no more memory may be pinned") : Status::Ok();
+  });
   Options options = AutoOptions(dir / "run");
   options.on_event = warnings.Callback();
   const auto checkpointer = Opened(options, std::move(wiring));
@@ -210,6 +284,7 @@ TEST(SetUp, ASaveGoesOnIfThePoolCannotGrow) {
   refuses = true;
 
   EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
+  EXPECT_TRUE(warnings.Wait());
   EXPECT_EQ(SaveNow(*checkpointer, 2, tensors), Status::Ok());
 
   EXPECT_EQ(checkpointer->stats().pool_bytes, 4_MiB);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <thread>
 
@@ -70,6 +71,7 @@ class PinningDevice final : public ForwardingDevice {
 
   [[nodiscard]] std::optional<int> numa_node() const override { return node_; }
   Status PinMemory(MutableBytes memory) override {
+    if (on_pin) on_pin();
     if (refuses) return Error(StatusCode::kResourceExhausted, "no more memory may be pinned");
     pinned.push_back(memory.size());
     at.push_back(memory.data());
@@ -77,6 +79,7 @@ class PinningDevice final : public ForwardingDevice {
   }
   void UnpinMemory(MutableBytes memory) override { unpinned.push_back(memory.size()); }
 
+  std::function<void()> on_pin;
   bool refuses = false;
   std::vector<std::size_t> pinned;
   std::vector<std::size_t> unpinned;
@@ -159,6 +162,46 @@ TEST(GrowingPool, PinsEachPartWithEachDevice) {
   pool.reset();
   EXPECT_THAT(first.unpinned, ElementsAre(2_MiB, 3_MiB));
   EXPECT_THAT(second.unpinned, ElementsAre(2_MiB, 3_MiB));
+}
+
+TEST(GrowingPool, PinsAPoolInParts) {
+  WorkerPool workers("workers", 1);
+  PinningDevice device(workers);
+  const auto small_chunks = MakePool(600_MiB, 600_MiB);
+  EXPECT_EQ(small_chunks->PinWith(device), Status::Ok());
+  EXPECT_THAT(device.pinned, ElementsAre(256_MiB, 256_MiB, 88_MiB)) << "the trainer's launches get in between";
+
+  PinningDevice other(workers);
+  const auto large_chunks = BufferPool::MakeGrowing(0, 1024_MiB, 512_MiB, 2);
+  EXPECT_EQ((*large_chunks)->PinWith(other), Status::Ok());
+  EXPECT_THAT(other.pinned, ElementsAre(512_MiB, 512_MiB)) << "a chunk is in one part";
+}
+
+TEST(GrowingPool, LendsEachPartAsSoonAsItIsPinned) {
+  WorkerPool workers("workers", 1);
+  PinningDevice device(workers);
+  const auto pool = MakePool(2_MiB, 300_MiB);
+  EXPECT_EQ(pool->PinWith(device), Status::Ok());
+  std::vector<std::uint64_t> sizes;
+  device.on_pin = [&] {
+    sizes.push_back(pool->total_bytes());
+    device.refuses = sizes.size() == 2;
+  };
+
+  EXPECT_EQ(pool->GrowTo(261_MiB, workers).code(), StatusCode::kResourceExhausted);
+
+  EXPECT_THAT(sizes, ElementsAre(2_MiB, 258_MiB));
+  EXPECT_EQ(TakeAll(*pool).size(), 258U) << "what could be pinned stays";
+}
+
+TEST(GrowingPool, AddsNothingOnceItIsStopped) {
+  WorkerPool workers("workers", 1);
+  const auto pool = MakePool(2_MiB, 8_MiB);
+
+  pool->StopGrowing();
+
+  EXPECT_EQ(pool->GrowTo(8_MiB, workers), Status::Ok());
+  EXPECT_EQ(pool->total_bytes(), 2_MiB);
 }
 
 TEST(GrowingPool, StaysAsItWasIfADeviceDoesNotPin) {
