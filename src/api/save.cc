@@ -54,7 +54,6 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   const Result<ReplicaAssignment> share = sharing->Of(table, save_options.replicated);
   if (!share.ok()) return refuse(share.status());
   const auto waiting = SaveTask::Clock::now();
-  if (growth != nullptr) growth->FitTo(share->table->bytes(), Severity::kWarning);
   Result<SavePlan> plan = Admit(step, save_options.if_exists);
   const auto stall = SaveTask::Clock::now() - waiting;
   // Not an error of this call: training goes on, and its saves do once the disk answers.
@@ -76,6 +75,8 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
   engine->Submit(task);
   if (steered != nullptr) steered->Begun(task);
+  // Last: its thread takes locks of the kernel and the driver that this one may need.
+  if (growth != nullptr) growth->FitTo(share->table->bytes(), Severity::kWarning);
   return SaveHandle(std::move(task));
 }
 
