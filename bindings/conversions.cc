@@ -110,6 +110,7 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["io_queue"] = stats.io_queue;
   fields["io_queue_reason"] = stats.io_queue_reason;
   fields["pool_bytes"] = stats.pool_bytes;
+  fields["ranks_of_node"] = stats.ranks_of_node;
   fields["pool_limit_bytes"] = stats.pool_limit_bytes;
   fields["pool_hugepage_bytes"] = stats.pool_hugepage_bytes;
   fields["pool_peak_bytes"] = stats.pool_peak_bytes;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "api/binding_calls.h"
+#include "api/wiring.h"
 #include "base/mutex.h"
 #include "base/tensor_table.h"
 #include "cairn/cairn.h"
@@ -87,7 +88,8 @@ class InUse {
 /// A Checkpointer and its events. After Close every call is refused.
 class PyCheckpointer {
  public:
-  PyCheckpointer(Options options, const PyStoreGroup* group, UnfencedWrites::Then unfenced_writes)
+  PyCheckpointer(Options options, const PyStoreGroup* group, const std::optional<NodeRanks>& node,
+                 UnfencedWrites::Then unfenced_writes)
       : close_timeout_(options.close_timeout),
         group_(group == nullptr ? nullptr : group->group()),
         writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events_](const Status& found) {
@@ -101,7 +103,7 @@ class PyCheckpointer {
       *opener == std::this_thread::get_id() ? LogNow(events) : watcher->NudgeForEvents();
     };
     options.group = group_;
-    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
+    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options, {.node = node}); }));
     *opener = std::thread::id();
   }
   ~PyCheckpointer() {

@@ -121,8 +121,19 @@ py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {
   return {answer->Wait()};
 }
 
+NodeRanks PyStoreGroup::CountNodeRanks(double timeout) {
+  const auto answer = std::make_shared<Answer<NodeRanks>>();
+  Unlocked([&] {
+    MeetNodeRanks(*group_, NodeName(), true, DeadlineFrom(timeout),
+                  [answer](NodeRanks ranks) { answer->Set(std::move(ranks)); });
+  });
+  return answer->Wait();
+}
+
 void BindStoreGroup(py::module_& module) {
   using namespace py::literals;
+  py::class_<NodeRanks>(module, "NodeRanks");
+  module.def("node_name", &NodeName);
   py::class_<PyStoreGroup>(module, "StoreGroup")
       .def(py::init<int, int>(), "rank"_a, "size"_a)
       .def_property_readonly("rank", [](const PyStoreGroup& group) { return group.group()->rank(); })
@@ -137,6 +148,7 @@ void BindStoreGroup(py::module_& module) {
       .def("send", &PyStoreGroup::Send, "key"_a, "message"_a)
       .def("announce", &PyStoreGroup::Announce, "key"_a, "message"_a)
       .def("collect", &PyStoreGroup::Collect, "key"_a, "timeout"_a)
+      .def("count_node_ranks", &PyStoreGroup::CountNodeRanks, "timeout"_a)
       .def("await_message", &PyStoreGroup::Await, "key"_a, "timeout"_a);
 }
 

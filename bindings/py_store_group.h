@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "group/node_ranks.h"
 #include "group/store_group.h"
 
 namespace cairn {
@@ -36,6 +37,8 @@ class PyStoreGroup {
   /// error).
   pybind11::tuple Collect(const std::string& key, double timeout);
   pybind11::bytes Await(const std::string& key, double timeout);
+  /// See MeetNodeRanks; waits at most `timeout` seconds.
+  NodeRanks CountNodeRanks(double timeout);
 
  private:
   const std::shared_ptr<StoreGroup> group_;

@@ -51,6 +51,7 @@ Status Stage::Open(const std::string& root, std::shared_ptr<Group> group) {
   // Two saves fit: no copy waits for the disk.
   options.host_memory_bytes = 2 * AlignUp(model_.state_bytes, kChunk) + 16 * kChunk;
   options.chunk_bytes = kChunk;
+  options.queue_depth = 8;
   options.worker_threads = 1;
   options.copy_streams = model_.copy_streams;
   options.cuda_devices = {0};

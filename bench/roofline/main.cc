@@ -52,7 +52,7 @@ struct Settings {
   std::string queue = "uring";
   bool recycle = false;
   std::uint64_t chunk = Options().chunk_bytes;
-  int depth = Options().queue_depth;
+  int depth = 8;
   std::uint64_t pool = 512_MiB;
 };
 

@@ -119,6 +119,7 @@ class Catalog:
         """Of this Checkpointer as a whole, since it opened; sizes are bytes, ages seconds. In a group it is this rank's.
 
         io_queue              "io_uring" or "threads"; io_queue_reason says why that one
+        ranks_of_node         how many ranks share this node, as far as is known; an event of the opening says from where
         pool_bytes            the pinned pool; pool_limit_bytes is what it may grow to
         pool_hugepage_bytes   how much of the pool huge pages back; 0 until it was touched
         pool_peak_bytes       the most that was in use at once

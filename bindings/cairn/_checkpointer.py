@@ -47,9 +47,10 @@ class Checkpointer(Saving, Restoring, Catalog):
     Sizes are bytes or text ("4GiB", "4GB"), times seconds:
       root           the folder of the checkpoints, on a mounted filesystem; it is made if it is missing
       host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a
-                     quarter of the memory that is available, divided by the ranks of this node (LOCAL_WORLD_SIZE, or
-                     else the whole group). What is missing for the state is pinned behind the first save, or the
-                     restore before it; with a size all is pinned when it opens
+                     quarter of the memory that is available, divided by the ranks of this node: what the launcher's
+                     variables say (torchrun, MPI, SLURM), or else the group's ranks on this machine. What is missing for
+                     the state is pinned behind the first save, or the restore before it; with a size all is pinned when
+                     it opens
       max_in_flight  saves between queued and durable at once
       keep_last      committed checkpoints to keep; 0 keeps all
       keep_every     also keep each step divisible by it; 0: none
@@ -68,8 +69,9 @@ class Checkpointer(Saving, Restoring, Catalog):
                      saves have ended. For a notebook's cell that is run again
       read_only      only read: needs no lock, also beside a writer, and makes nothing in the root
       chunk          size of one copy and one write, a multiple of 1 MiB. 0: 8 MiB, or 4 MiB in a small pool
-      queue_depth    how many writes, or reads, the disk has at once
-      worker_threads threads that compute checksums and copy CPU tensors. 0: one for each core, at most 4
+      queue_depth    how many writes, or reads, the disk has at once. 0: 8, divided by the ranks of this node, at least 2
+      worker_threads threads that compute checksums and copy CPU tensors. 0: one for each core, divided by the ranks of
+                     this node, at most 4
       copy_streams   CUDA streams for copies, on each device
       staging        device memory, on each device, to which chunks are copied first: a fence then waits only for what
                      neither it nor the pool holds. 0, or at least one chunk
@@ -126,7 +128,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         exist_ok: bool = False,
         read_only: bool = False,
         chunk: int | str = 0,
-        queue_depth: int = 8,
+        queue_depth: int = 0,
         worker_threads: int = 0,
         copy_streams: int = 2,
         staging: int | str = 0,

@@ -44,7 +44,9 @@ def log_waiting(root: str, timeout: float) -> None:
 def open_with_current_gpu(**options: Any) -> _core.Checkpointer:
     """Opens. Sets torch's current device up if no devices are named and CUDA is initialised. Initialises nothing: the
     program may not want that, or may fork yet."""
-    core = _core.Checkpointer(**options)
+    group: _core.StoreGroup | None = options["group"]
+    node = None if group is None else group.count_node_ranks(options["group_timeout"])
+    core = _core.Checkpointer(**options, node=node)
     torch = sys.modules.get("torch")
     if options["read_only"] or options["cuda_devices"] or torch is None or not hasattr(torch, "cuda"):
         return core

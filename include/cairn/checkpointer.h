@@ -128,8 +128,8 @@ struct RestoreOptions {
   std::vector<Stream> streams = {};
   Progress progress = nullptr;
   /// Read through the page cache, so that the disk gives once what several ranks of this node read; otherwise reads
-  /// bypass it, which takes less CPU time. By default it is used if this node has other ranks (LOCAL_WORLD_SIZE, or the
-  /// group's size where that is not set) and a third or more of the bytes lies in other ranks' shards, where a rank of
+  /// bypass it, which takes less CPU time. By default it is used if this node has other ranks (see
+  /// Options::host_memory_bytes) and a third or more of the bytes lies in other ranks' shards, where a rank of
   /// the same number of ranks finds what is replicated; or if there is no group.
   std::optional<bool> page_cache = std::nullopt;
 };

@@ -123,17 +123,23 @@ struct Options {
   /// (Open refuses more). Descriptions of tensors, 1 KiB and the name for each tensor of each save, are not counted.
   ///
   /// 0 chooses: the state's size, but at most a quarter of the memory that is available, divided by the ranks of this
-  /// node (the variable LOCAL_WORLD_SIZE, which torchrun sets; without it all ranks of the group). Open makes 2 *
-  /// queue_depth chunks. The first Save of a larger state, or a Restore before it, makes a thread add the rest; for
-  /// GPUs it is pinned, some tenths of a second per GiB, and an event says so. With a size all of it is pinned at Open.
+  /// node. Open makes 2 * queue_depth chunks. The first Save of a larger state, or a Restore before it, makes a thread
+  /// add the rest; for GPUs it is pinned, some tenths of a second per GiB, and an event says so. With a size all of it is
+  /// pinned at Open.
+  ///
+  /// The ranks of this node are what the launcher's variables say (torchrun, MPI, SLURM), or the ranks of the group on
+  /// the same machine: then Open waits until every rank has called it, at most group_timeout. An event says the number
+  /// and from where it is known. Where nothing tells it, it is the whole group: too small a pool is slow, too large a
+  /// one takes memory that is not there. Nobody waits if host_memory_bytes, queue_depth and worker_threads are given.
   std::uint64_t host_memory_bytes = 0;
   /// Size of one copy and one write, in bytes: a multiple of 1 MiB, at most 1 GiB. 0 means 8 MiB, or 4 MiB if the
   /// pool's limit is below 2 * queue_depth chunks of 8 MiB. 8 MiB is as fast and takes a tenth less CPU time
   /// (scripts/bench roofline --only chunks).
   std::uint64_t chunk_bytes = 0;
-  /// How many writes (and reads) the disk has at once.
-  int queue_depth = 8;
-  /// Threads that compute checksums and copy CPU tensors. 0: one for each core, at most 4.
+  /// How many writes (and reads) the disk has at once. 0: 8, divided by the ranks of this node, at least 2.
+  int queue_depth = 0;
+  /// Threads that compute checksums and copy CPU tensors. 0: one for each core, divided by the ranks of this node, at
+  /// most 4.
   int worker_threads = 0;
   /// CUDA copy streams for each device.
   int copy_streams = 2;

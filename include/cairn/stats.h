@@ -44,6 +44,7 @@ struct SaveStats {
 struct CheckpointerStats {
   std::string io_queue;                   ///< "io_uring" or "threads".
   std::string io_queue_reason;            ///< Why that one.
+  std::uint64_t ranks_of_node = 1;        ///< Which share this node, as far as is known: see host_memory_bytes.
   std::uint64_t pool_bytes = 0;           ///< Size of the pool; never above its limit.
   std::uint64_t pool_limit_bytes = 0;     ///< Options::host_memory_bytes, or what was chosen for 0.
   std::uint64_t pool_hugepage_bytes = 0;  ///< How much of it huge pages back; 0 until the pool was touched.

@@ -35,9 +35,10 @@ namespace cairn {
 /// that it is pinned with, and these before the workers that copy for them.
 class Checkpointer::Impl {
  public:
-  Impl(Options resolved, bool pool_grows)
+  Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks)
       : options(std::move(resolved)),
         grows(pool_grows),
+        ranks_of_node(node_ranks),
         workers("cairn-worker", options.worker_threads),
         trace(options.trace_events) {}
 
@@ -46,12 +47,12 @@ class Checkpointer::Impl {
   const Options options;
   // The user gave no host_memory_bytes: the pool grows with the state.
   const bool grows;
+  const std::uint64_t ranks_of_node;
   std::string root_path;
   std::string queue_name;
   std::string queue_reason;
   IoQueueFactory make_queue;
   std::shared_ptr<Group> group;
-  std::uint64_t ranks_of_node = 1;
 
   // Each synchronises itself.
   WorkerPool workers;
@@ -86,6 +87,7 @@ class Checkpointer::Impl {
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
 
   // Open.
+  void ReportNodeRanks(const NodeRanks& node) const;
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status MakePool();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);

@@ -6,6 +6,7 @@
 #include "api/checkpointer_impl.h"
 #include "api/resolve_options.h"
 #include "api/shared_root.h"
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "device/host_device.h"
 #include "group/solo_group.h"
@@ -23,6 +24,15 @@ Status Checkpointer::Impl::CheckWritable() const {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   if (!options.read_only) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "the Checkpointer of {} was opened read-only", root_path);
+}
+
+void Checkpointer::Impl::ReportNodeRanks(const NodeRanks& node) const {
+  if (group->size() == 1 && node.source.empty()) return;
+  Notify({.severity = node.guessed ? Severity::kWarning : Severity::kInfo,
+          .message = fmt::format("ranks on this node: {}, known by {}. This one has a pool of at most {}, "
+                                 "worker_threads={} and queue_depth={}",
+                                 node.count, node.source, HumanBytes(options.host_memory_bytes), options.worker_threads,
+                                 options.queue_depth)});
 }
 
 Status Checkpointer::Impl::OpenRoot() {
@@ -89,7 +99,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.group = group;
   CAIRN_ASSIGN_OR_RETURN(engine, Engine::Start(std::move(parts)));
   if (grows) {
-    CAIRN_ASSIGN_OR_RETURN(growth, PoolGrowth::Start(*pool, workers, group->size(), options.on_event));
+    CAIRN_ASSIGN_OR_RETURN(growth, PoolGrowth::Start(*pool, workers, ranks_of_node, options.on_event));
   }
   return Status::Ok();
 }
@@ -115,16 +125,20 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options,
 }
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options, const Wiring& wiring) {
-  CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options));
+  const std::shared_ptr<Group> group = options.group != nullptr ? options.group : std::make_shared<SoloGroup>();
+  const bool depends = DependOnNodeRanks(options);
+  const NodeRanks node =
+      wiring.node ? *wiring.node : FindNodeRanks(*group, depends, Deadline::In(options.group_timeout));
+  CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options, node.count));
   const bool grows = options.host_memory_bytes == 0;
-  auto impl = std::make_unique<Impl>(std::move(resolved), grows);
+  auto impl = std::make_unique<Impl>(std::move(resolved), grows, node.count);
   CAIRN_RETURN_IF_ERROR(impl->workers.status());
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(impl->options.io_queue, impl->options.queue_depth));
   impl->queue_name = choice.name;
   impl->queue_reason = choice.reason;
   impl->make_queue = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
-  impl->group = impl->options.group != nullptr ? impl->options.group : std::make_shared<SoloGroup>();
-  impl->ranks_of_node = RanksOfNode(impl->group->size());
+  impl->group = group;
+  if (depends) impl->ReportNodeRanks(node);
   if (impl->options.steering) {
     impl->steered = SteeredSaves::Make(*impl->options.steering, wiring.now);
   }

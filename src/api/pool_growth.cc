@@ -11,15 +11,15 @@
 
 namespace cairn {
 
-Result<std::unique_ptr<PoolGrowth>> PoolGrowth::Start(BufferPool& pool, WorkerPool& workers, int world,
-                                                      EventCallback on_event) {
-  std::unique_ptr<PoolGrowth> growth(new PoolGrowth(pool, workers, world, std::move(on_event)));
+Result<std::unique_ptr<PoolGrowth>> PoolGrowth::Start(BufferPool& pool, WorkerPool& workers,
+                                                      std::uint64_t ranks_of_node, EventCallback on_event) {
+  std::unique_ptr<PoolGrowth> growth(new PoolGrowth(pool, workers, ranks_of_node, std::move(on_event)));
   CAIRN_ASSIGN_OR_RETURN(growth->thread_, StartThread("cairn-pool", [growth = growth.get()] { growth->Run(); }));
   return growth;
 }
 
-PoolGrowth::PoolGrowth(BufferPool& pool, WorkerPool& workers, int world, EventCallback on_event)
-    : pool_(pool), workers_(workers), world_(world), on_event_(std::move(on_event)) {}
+PoolGrowth::PoolGrowth(BufferPool& pool, WorkerPool& workers, std::uint64_t ranks_of_node, EventCallback on_event)
+    : pool_(pool), workers_(workers), ranks_of_node_(ranks_of_node), on_event_(std::move(on_event)) {}
 
 PoolGrowth::~PoolGrowth() {
   if (!thread_.joinable()) return;
@@ -78,7 +78,7 @@ void PoolGrowth::Run() {
 void PoolGrowth::Grow(std::uint64_t state_bytes, Severity severity) {
   const std::uint64_t before = pool_.total_bytes();
   // Since Open the trainer may have taken much of the memory that was available then.
-  const std::uint64_t most = before + ChooseHostMemory(world_);
+  const std::uint64_t most = before + ChooseHostMemory(ranks_of_node_);
   const auto begun = std::chrono::steady_clock::now();
   const Status status = pool_.GrowTo(std::min(state_bytes, most), workers_);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;

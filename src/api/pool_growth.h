@@ -17,9 +17,9 @@ namespace cairn {
 /// the memory is pinned, and also without one the kernel may let the caller wait for a lock. Safe from any thread.
 class PoolGrowth {
  public:
-  /// `world` ranks share the memory of their nodes. ResourceExhausted if the thread could not be started.
-  [[nodiscard]] static Result<std::unique_ptr<PoolGrowth>> Start(BufferPool& pool, WorkerPool& workers, int world,
-                                                                 EventCallback on_event);
+  /// So many ranks share the memory of this node. ResourceExhausted if the thread could not be started.
+  [[nodiscard]] static Result<std::unique_ptr<PoolGrowth>> Start(BufferPool& pool, WorkerPool& workers,
+                                                                 std::uint64_t ranks_of_node, EventCallback on_event);
   ~PoolGrowth();
   PoolGrowth(const PoolGrowth&) = delete;
   PoolGrowth& operator=(const PoolGrowth&) = delete;
@@ -34,14 +34,14 @@ class PoolGrowth {
   bool End(Deadline deadline) CAIRN_EXCLUDES(mutex_, event_mutex_);
 
  private:
-  PoolGrowth(BufferPool& pool, WorkerPool& workers, int world, EventCallback on_event);
+  PoolGrowth(BufferPool& pool, WorkerPool& workers, std::uint64_t ranks_of_node, EventCallback on_event);
   void Run() CAIRN_EXCLUDES(mutex_);
   void Grow(std::uint64_t state_bytes, Severity severity) CAIRN_EXCLUDES(mutex_, event_mutex_);
   void Notify(const Event& event) CAIRN_EXCLUDES(mutex_, event_mutex_);
 
   BufferPool& pool_;
   WorkerPool& workers_;
-  const int world_;
+  const std::uint64_t ranks_of_node_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -95,6 +95,7 @@ CheckpointerStats Checkpointer::stats() const {
   stats.io_queue = impl_->queue_name;
   stats.io_queue_reason = impl_->queue_reason;
   stats.pool_bytes = impl_->pool->total_bytes();
+  stats.ranks_of_node = impl_->ranks_of_node;
   stats.pool_limit_bytes = impl_->pool->cap_bytes();
   stats.pool_hugepage_bytes = impl_->pool->HugepageBytes();
   stats.pool_peak_bytes = impl_->pool->peak_bytes();

@@ -1,15 +1,11 @@
 #include "api/resolve_options.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <string_view>
 #include <thread>
 
 #include "base/bytes.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
-#include "cairn/group.h"
 
 namespace cairn {
 namespace {
@@ -32,28 +28,26 @@ Status CheckMemoryLimit(std::uint64_t pool_bytes) {
 }
 
 /// A limit for a pool that chooses its size: at least what the smallest pool needs.
-std::uint64_t ChoosePoolLimit(const Options& options) {
+std::uint64_t ChoosePoolLimit(const Options& options, std::uint64_t ranks_of_node) {
   constexpr std::uint64_t kLeastChunk = 4U << 20;
   const std::uint64_t chunk = options.chunk_bytes == 0 ? kLeastChunk : options.chunk_bytes;
-  const int world = options.group == nullptr ? 1 : options.group->size();
-  return std::max(ChooseHostMemory(world), static_cast<std::uint64_t>(options.queue_depth) * chunk);
+  return std::max(ChooseHostMemory(ranks_of_node), static_cast<std::uint64_t>(options.queue_depth) * chunk);
+}
+
+/// One rank's part of what is enough for the whole node.
+int Share(std::uint64_t of_node, std::uint64_t ranks_of_node, std::uint64_t least, std::uint64_t most) {
+  return static_cast<int>(std::clamp(of_node / ranks_of_node, least, most));
 }
 
 }  // namespace
 
-std::uint64_t RanksOfNode(int world) {
-  const auto ranks = static_cast<std::uint64_t>(std::max(world, 1));
-  const char* const given = std::getenv("LOCAL_WORLD_SIZE");  // NOLINT(concurrency-mt-unsafe): read only
-  if (given == nullptr) return ranks;
-  std::uint64_t local = 0;
-  const std::string_view text = given;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), local);
-  return error == std::errc() && end == text.data() + text.size() && local != 0 ? local : ranks;
+bool DependOnNodeRanks(const Options& options) {
+  return options.host_memory_bytes == 0 || options.queue_depth == 0 || options.worker_threads == 0;
 }
 
-std::uint64_t ChooseHostMemory(int world) { return FindMemory().available / 4 / RanksOfNode(world); }
+std::uint64_t ChooseHostMemory(std::uint64_t ranks_of_node) { return FindMemory().available / 4 / ranks_of_node; }
 
-Result<Options> ResolveOptions(Options options) {
+Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
   const auto in_range = [](const char* field, auto value, auto least, auto most) {
     return value >= least && value <= most
                ? Status::Ok()
@@ -61,12 +55,17 @@ Result<Options> ResolveOptions(Options options) {
   };
   if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "root is empty");
   CAIRN_RETURN_IF_ERROR(in_range("max_in_flight", options.max_in_flight, 1, 64));
-  CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 1, 1024));
+  CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
   // Beyond this the clock might not have room for it.
   options.stall_timeout = std::clamp<std::chrono::nanoseconds>(options.stall_timeout, {}, std::chrono::hours(24 * 365));
-  if (options.host_memory_bytes == 0) options.host_memory_bytes = ChoosePoolLimit(options);
+  // Two: the disk has work while the next write is prepared.
+  if (options.queue_depth == 0) options.queue_depth = Share(8, ranks_of_node, 2, 8);
+  if (options.worker_threads == 0) {
+    options.worker_threads = Share(std::thread::hardware_concurrency(), ranks_of_node, 1, 4);
+  }
+  if (options.host_memory_bytes == 0) options.host_memory_bytes = ChoosePoolLimit(options, ranks_of_node);
   if (options.chunk_bytes == 0) options.chunk_bytes = ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
   CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   if (options.chunk_bytes % kChecksumBlock != 0) {
@@ -95,9 +94,6 @@ Result<Options> ResolveOptions(Options options) {
     CAIRN_RETURN_IF_ERROR(in_range("restart_time (s)", seconds(options.steering->restart_time), 0.0, 1e9));
   }
   CAIRN_RETURN_IF_ERROR(CheckMemoryLimit(options.host_memory_bytes));
-  if (options.worker_threads == 0) {
-    options.worker_threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
-  }
   return options;
 }
 

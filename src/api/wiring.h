@@ -2,11 +2,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/modelled_time.h"
 #include "base/worker_pool.h"
 #include "device/device.h"
+#include "group/node_ranks.h"
 #include "io/io_queue.h"
 
 namespace cairn {
@@ -19,6 +21,8 @@ struct Wiring {
   std::function<Result<std::unique_ptr<Device>>(DeviceId, WorkerPool&)> cuda;
   /// Wraps the factory of the chosen queue: faults, rate limits, recordings. Called for every queue that is made.
   std::function<IoQueueFactory(IoQueueFactory)> wrap_queue;
+  /// Who has asked the other ranks already, gives the answer here. Otherwise Open asks them, if it must know it.
+  std::optional<NodeRanks> node = std::nullopt;
   /// The clock by which Options::steering times iterations.
   TimeSource now = Deadline::Clock::now;
 };

@@ -17,13 +17,16 @@
 
 #include "cairn/cairn.h"
 #include "group/group_futures.h"
+#include "group/node_ranks.h"
 #include "support/forked.h"
 #include "support/small_run.h"
+#include "support/variable.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {
 
+using namespace literals;
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -118,6 +121,36 @@ TEST_F(FileGroupTest, ProcessesSaveAndRestoreTogetherAndLeaveNoFiles) {
     }
     EXPECT_THAT(Files(), ElementsAre());
   }
+}
+
+TEST_F(FileGroupTest, ProcessesCountTheRanksOfTheirNodeWhenTheyMeet) {
+  std::vector<std::unique_ptr<Forked>> ranks;
+  for (int rank = 0; rank < kSize; ++rank) {
+    ranks.push_back(std::make_unique<Forked>([=, this](const Say& say) {
+      const Variable torchrun("LOCAL_WORLD_SIZE", rank == 2 ? "1" : "4");  // Too many; rank 2 thinks itself alone.
+      const Variable all("WORLD_SIZE", nullptr);
+      const auto group = MakeFileGroup(root(), {.rank = rank, .size = kSize, .name = "run7"});
+      // Rank 1 is on another machine, as far as one machine can show that.
+      if (rank == 1) MeetNodeRanks(**group, "another", false, Deadline::Infinite(), [](const NodeRanks&) {});
+      Options options = SmallOptions(root());
+      if (rank != 1) options.queue_depth = 0;
+      options.host_memory_bytes = 16_MiB;
+      options.group = *group;
+      options.on_event = [&say](const Event& event) { say(event.message); };
+      const auto checkpointer = Checkpointer::Open(options);
+      return say(checkpointer.status().ToString()), 0;
+    }));
+  }
+  const auto lines = [&](int rank) { return ranks[static_cast<std::size_t>(rank)]->Wait(Soon()).lines; };
+  EXPECT_THAT(lines(0),
+              ElementsAre(AllOf(HasSubstr("ranks on this node: 2, known by the names of the ranks' nodes; not "
+                                          "by LOCAL_WORLD_SIZE=4: expected 1 to 3"),
+                                HasSubstr("queue_depth=4")),
+                          "Ok"));
+  EXPECT_THAT(lines(1), ElementsAre("Ok"));
+  EXPECT_THAT(lines(2), ElementsAre(AllOf(HasSubstr("ranks on this node: 1, known by LOCAL_WORLD_SIZE=1."),
+                                          HasSubstr("queue_depth=8")),
+                                    "Ok"));
 }
 
 TEST_F(FileGroupTest, KilledRankIsNamedAndItsFilesDoNotReachTheNextStart) {

@@ -27,7 +27,8 @@ Options SmallOptions(const TempDir& dir) {
           .max_in_flight = 3,
           .host_memory_bytes = 2_MiB,
           .chunk_bytes = 1_MiB,
-          .queue_depth = 2};
+          .queue_depth = 2,
+          .worker_threads = 2};
 }
 
 TEST(InFlight, GivesTheYoungerSaveNothingUntilTheOlderIsEnqueued) {

@@ -194,7 +194,7 @@ TEST(Observe, InvalidOptionsAreNamed) {
   EXPECT_THAT(message([](Options& o) { o.root.clear(); }), HasSubstr("root"));
   EXPECT_THAT(message([](Options& o) { o.max_in_flight = 0; }), HasSubstr("max_in_flight: expected 1 to 64, found 0"));
   EXPECT_THAT(message([](Options& o) { o.chunk_bytes = 1_MiB + 1; }), HasSubstr("chunk_bytes"));
-  EXPECT_THAT(message([](Options& o) { o.queue_depth = 0; }), HasSubstr("queue_depth"));
+  EXPECT_THAT(message([](Options& o) { o.queue_depth = -1; }), HasSubstr("queue_depth"));
   EXPECT_THAT(message([](Options& o) { o.file_mode = 0444; }), HasSubstr("file_mode"));
 }
 

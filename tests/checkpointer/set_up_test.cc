@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <future>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "support/faulty_queue.h"
 #include "support/patience.h"
 #include "support/tensors.h"
+#include "support/variable.h"
 #include "testing/forwarding_device.h"
 #include "testing/model_gpu.h"
 #include "testing/temp_dir.h"
@@ -60,18 +60,6 @@ class Warnings {
   mutable Mutex mutex_;
   CondVar changed_;
   std::vector<std::string> seen_ CAIRN_GUARDED_BY(mutex_);
-};
-
-/// A variable of the environment, as long as this lives.
-class Variable {
- public:
-  Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
-  ~Variable() { ::unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* const name_;
 };
 
 /// A device whose pinning `pin` decides on.
@@ -164,20 +152,23 @@ TEST(SetUp, ThePoolNeverPassesItsLimit) {
   EXPECT_TRUE(fresh.Holds(1));
 }
 
-TEST(SetUp, TheRanksOfANodeShareItsMemory) {
-  EXPECT_EQ(RanksOfNode(1), 1U);
-  EXPECT_EQ(RanksOfNode(4), 4U) << "unless something else is known, all ranks are on this node";
-  const std::uint64_t alone = ChooseHostMemory(1);
-  {
-    const Variable ranks("LOCAL_WORLD_SIZE", "8");
-    EXPECT_EQ(RanksOfNode(32), 8U);
-    EXPECT_EQ(RanksOfNode(1), 8U);
-    EXPECT_LT(ChooseHostMemory(1), alone / 4);
-  }
-  for (const char* odd : {"", "0", "-1", "eight", "8 "}) {
-    const Variable ranks("LOCAL_WORLD_SIZE", odd);
-    EXPECT_EQ(RanksOfNode(4), 4U) << odd;
-  }
+TEST(SetUp, TheRanksOfANodeShareWhatItHas) {
+  const auto resolved = [](std::uint64_t ranks) { return *ResolveOptions({.root = "run"}, ranks); };
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+
+  EXPECT_EQ(resolved(1).queue_depth, 8);
+  EXPECT_EQ(resolved(2).queue_depth, 4);
+  EXPECT_EQ(resolved(64).queue_depth, 2);
+  EXPECT_EQ(resolved(1).worker_threads, std::min(cores, 4));
+  EXPECT_EQ(resolved(2).worker_threads, std::clamp(cores / 2, 1, 4));
+  EXPECT_EQ(resolved(100'000).worker_threads, 1);
+  EXPECT_LT(ChooseHostMemory(8), ChooseHostMemory(1) / 4);
+  EXPECT_LT(resolved(8).host_memory_bytes, std::max<std::uint64_t>(ChooseHostMemory(1) / 4, 16_MiB));
+  const Options given =
+      *ResolveOptions({.root = "run", .host_memory_bytes = 64_MiB, .queue_depth = 7, .worker_threads = 9}, 8);
+  EXPECT_EQ(given.host_memory_bytes, 64_MiB);
+  EXPECT_EQ(given.queue_depth, 7);
+  EXPECT_EQ(given.worker_threads, 9);
 }
 
 TEST(SetUp, ARestoreFitsThePoolForTheSavesThatFollow) {

@@ -37,6 +37,7 @@ std::unique_ptr<Checkpointer> Open(const std::string& root, bool checksums = tru
                                      .host_memory_bytes = 4_MiB,
                                      .chunk_bytes = 1_MiB,
                                      .queue_depth = 2,
+                                     .worker_threads = 2,
                                      .checksums = checksums}));
 }
 

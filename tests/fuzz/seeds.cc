@@ -47,7 +47,12 @@ class Seeds {
     const TempDir root;
     std::vector<std::unique_ptr<Checkpointer>> ranks;
     for (const auto& group : MakeLocalGroup(world)) {
-      Options options{.root = root.path(), .group = group, .host_memory_bytes = 8U << 20, .chunk_bytes = 1U << 20};
+      Options options{.root = root.path(),
+                      .group = group,
+                      .host_memory_bytes = 8U << 20,
+                      .chunk_bytes = 1U << 20,
+                      .queue_depth = 8,
+                      .worker_threads = 2};
       options.checksums = checksums;
       auto opened = Checkpointer::Open(options);
       Check(opened.status());

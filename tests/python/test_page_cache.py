@@ -26,8 +26,8 @@ def reading(call):
 def world(root: Path) -> Any:
     made: list[World] = []
 
-    def make(world: int, options: str = "") -> World:
-        made.append(World(world, root))
+    def make(world: int, options: str = "", **environment: str) -> World:
+        made.append(World(world, root, **environment))
         made[-1].open(options)
         assert made[-1].all(PRELUDE.replace("PG_TIMEOUT", "60") + READ) == [None] * world
         return made[-1]
@@ -68,9 +68,9 @@ def test_replicated_tensors_are_read_once_for_all_ranks(world: Any, root: Path, 
 
 @pytest.mark.parametrize(("local", "times"), [("1", 2), ("2", 1), ("nonsense", 1)])
 def test_the_ranks_of_a_node_are_what_torchrun_says(world: Any, root: Path, local: str, times: int) -> None:
-    job = world(2, 'replicated=["w"]')
+    job = world(2, 'replicated=["w"]', LOCAL_WORLD_SIZE=local)
     assert job.all(f"c.save(1, {{'w': torch.ones({2 * MIB})}}).result()") == [1, 1]
-    job.all(f"import os; os.environ['LOCAL_WORLD_SIZE'] = {local!r}; kept = {{'w': torch.zeros({2 * MIB})}}")
+    job.all(f"kept = {{'w': torch.zeros({2 * MIB})}}")
 
     read = sum(read_anew(job, root, "c.restore(kept, 1)"))
 

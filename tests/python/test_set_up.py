@@ -50,10 +50,49 @@ def test_the_pool_fits_the_state_by_default(root: Path, monkeypatch: pytest.Monk
 
 def test_the_ranks_of_a_node_share_its_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(available()))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     with cairn.Checkpointer(root, chunk="1MiB", queue_depth=2) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(5 * MIB)}).wait()
         assert checkpointer.stats["pool_bytes"] == checkpointer.stats["pool_limit_bytes"] == 2 * MIB
         assert checkpointer.restore({"w": torch.empty(5 * MIB)})["w"].sum() == 5 * MIB
+
+
+def test_the_ranks_of_a_node_are_counted_where_no_launcher_says_it(worlds: Callable[..., World]) -> None:
+    world = worlds(3, "")
+    assert world.all("c.stats['ranks_of_node']") == [3] * 3
+    world.all("""
+import logging, os
+seen, log = [], logging.getLogger("cairn")
+handler = logging.Handler()
+handler.emit = lambda record: seen.append(record.getMessage())
+log.addHandler(handler)
+log.setLevel(logging.INFO)
+def counted(**variables):
+    c.close()
+    os.environ.update(variables)
+    open(c.root, group_timeout=20, host_memory="auto", chunk=0, queue_depth=0, worker_threads=0)
+    for name in variables:
+        del os.environ[name]
+    c.check()
+    seen[:-1] = []
+    return c.stats["ranks_of_node"], c.stats["pool_limit_bytes"]
+""")
+
+    found = world.all("counted()")
+    assert [count for count, _ in found] == [3] * 3
+    assert all(limit <= available() / 9 for _, limit in found)  # A quarter of a third, and others may end meanwhile.
+    known = "ranks on this node: 3, known by the names of the ranks' nodes. This one has a pool of at most"
+    assert all(known in said for (said,) in world.all("seen"))
+
+    slurm = "SLURM_STEP_TASKS_PER_NODE='2,1', SLURM_NODEID=str(rank // 2), SLURM_PROCID=str(rank)"
+    assert [count for count, _ in world.all(f"counted({slurm})")] == [2, 2, 1]
+    assert "SLURM_STEP_TASKS_PER_NODE=2,1, SLURM_NODEID=1." in world[2].run("seen")[0]
+
+    # Rank 0 believes its launcher, and asks nobody; rank 1 does not believe its own.
+    mixed = "LOCAL_WORLD_SIZE='2' if rank == 0 else '4' if rank == 1 else '1'"
+    assert [count for count, _ in world.all(f"counted({mixed})")] == [2, 3, 1]
+    assert "the size of the group" in world[1].run("seen")[0]
+    assert "not by LOCAL_WORLD_SIZE=4: expected 1 to 3" in world[1].run("seen")[0]
 
 
 @pytest.mark.parametrize("memory", ["4MiB", 4 * MIB])

@@ -8,10 +8,8 @@ import io
 import math
 import os
 import re
-import socket
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
+from .. import _core
 from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from .._memory import note_writes
@@ -199,7 +198,7 @@ class StorageReader(storage.StorageReader):
             raise metadata.error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        about = _About(self._details["step"], self._details["attempt"], _host(), _largest(plan))
+        about = _About(self._details["step"], self._details["attempt"], _core.node_name(), _largest(plan))
         return dataclasses.replace(plan, storage_data=about)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -394,14 +393,6 @@ def _give_back(planner: Any, fqn: str) -> None:
     flat = getattr(planner, "flatten_state_dict", True)
     if isinstance(mine, dict) and isinstance(theirs, dict) and mine is not theirs and not flat:
         theirs[fqn] = mine[fqn]
-
-
-def _host() -> str:
-    """Of the kernel, and so of its page cache: containers of a host share it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # A sandbox may not show it.
-        return socket.gethostname()
 
 
 def _largest(plan: LoadPlan) -> dict[tuple[Any, ...], int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -37,12 +36,6 @@ class Ranks:
     @property
     def core(self) -> _core.StoreGroup | None:
         return self._link.core if self._link else None
-
-    @property
-    def of_node(self) -> int:
-        """How many ranks of this node may read the same: LOCAL_WORLD_SIZE, or the group's where that is not set."""
-        given = os.environ.get("LOCAL_WORLD_SIZE", "")
-        return int(given) if given.isascii() and given.isdigit() and int(given) else self.world
 
     def together(self, what: str, call: Callable[[], T]) -> T:
         """Returns the call's result once it has succeeded on every rank; else raises its error, or another rank's."""

@@ -233,7 +233,7 @@ class Reading:
         """Whether other ranks of this node read much of the same. None, without a group: as the engine expects it."""
         if self._ranks.world == 1:
             return None
-        return self._ranks.of_node > 1 and view.replicated_in(tensors)
+        return self._core.stats()["ranks_of_node"] > 1 and view.replicated_in(tensors)
 
     def _who(self, rank: int) -> str:
         return f"rank {rank}: " if self._ranks.world > 1 else ""
