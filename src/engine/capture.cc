@@ -205,7 +205,8 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   }
 
   const std::uint64_t bytes = batch.chunk.end - batch.chunk.begin;
-  if (batch.chunk.summed && batch.copies.front().device->has_streams()) task_.AddGpuChecksums(bytes);
+  batch.chunk.summed_by_gpu = batch.chunk.summed && batch.copies.front().device->has_streams();
+  if (batch.chunk.summed_by_gpu) task_.AddGpuChecksums(bytes);
   std::memset(batch.chunk.buffer.data() + bytes, 0, AlignUp(bytes, kBlock) - bytes);
   UpdateCaptured();
   staged_.Release(batch.chunk.begin);
@@ -213,20 +214,40 @@ void Capture::OnBatchCopied(std::uint64_t id) {
 }
 
 void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
-  if (chunk->summed || sums_.empty()) return;
+  if (sums_.empty() || (chunk->summed && !chunk->summed_by_gpu)) return;
   ++sums_in_flight_;
   context_.parts.workers->Post(
       [this, self = shared_from_this(), chunk = std::move(chunk), inbox = context_.inbox]() mutable {
         const std::uint64_t size = chunk->end - chunk->begin;
+        Status status;
         for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
-          const Bytes block(chunk->buffer.data() + at, std::min(kChecksumBlock, size - at));
-          sums_[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
+          const std::uint64_t block = (chunk->begin + at) / kChecksumBlock;
+          if (chunk->summed && !Compares(block)) continue;
+          const std::uint32_t sum = Crc32c({chunk->buffer.data() + at, std::min(kChecksumBlock, size - at)});
+          if (chunk->summed && sum != sums_[block]) status = Differs(block, sum);
+          sums_[block] = sum;
         }
-        inbox->Post([self, chunk = std::move(chunk)] {
-          if (--self->sums_in_flight_ != 0) return;
+        inbox->Post([self, chunk = std::move(chunk), status = std::move(status)]() mutable {
+          --self->sums_in_flight_;
+          if (!status.ok() && !self->stopped()) return self->Fail(std::move(status));
+          if (self->sums_in_flight_ != 0) return;
           self->stopped() ? self->callbacks_.quiet() : self->callbacks_.summed();
         });
       });
+}
+
+bool Capture::Compares(std::uint64_t block) const {
+  const std::uint64_t every = std::min<std::uint64_t>(kComparedBlocks, sums_.size());
+  return (block + task_.plan().sequence) % every == 0;
+}
+
+Status Capture::Differs(std::uint64_t block, std::uint32_t sum) const {
+  return Error(StatusCode::kCorrupt,
+               "step {}: not committed: the GPU's checksum of bytes {} to {} is {:#010x}, that of their copy in the "
+               "host's memory {:#010x}. Either a tensor was overwritten before a fence had waited for the save, or its "
+               "bytes have changed on their way",
+               task_.plan().step, block * kChecksumBlock,
+               std::min((block + 1) * kChecksumBlock, task_.snapshot().bytes()), sums_[block], sum);
 }
 
 void Capture::UpdateCaptured() {

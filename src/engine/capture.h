@@ -25,6 +25,8 @@ struct FilledChunk {
   std::uint64_t end = 0;
   /// The device computed its checksums with the copy.
   bool summed = false;
+  /// A GPU did, from its own memory.
+  bool summed_by_gpu = false;
 };
 
 enum class CaptureStage : std::uint8_t {
@@ -75,8 +77,10 @@ class Capture : public std::enable_shared_from_this<Capture> {
   /// Every chunk of the stream has been given a buffer, and no copy waits for room in a lane: a younger save's copies
   /// come behind all of them.
   [[nodiscard]] bool all_buffered() const { return next_ == task_.snapshot().bytes() && planned_.empty(); }
-  /// Has a worker compute the checksums of a chunk, unless a device has.
+  /// Has a worker compute the checksums of a chunk, unless a device has. Of what a GPU has summed the worker sums one
+  /// block in kComparedBlocks, other ones in each save: if a sum is not the GPU's, the save fails.
   void Sum(std::shared_ptr<FilledChunk> chunk);
+  static constexpr std::uint64_t kComparedBlocks = 32;
   [[nodiscard]] bool sums() const { return sums_in_flight_ != 0; }
   /// No copy and no checksum is in flight.
   [[nodiscard]] bool idle() const { return copies_in_flight_ == 0 && !sums(); }
@@ -124,6 +128,9 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] int NextLane(const Device& device);
   [[nodiscard]] Status LaunchPlanned();
   [[nodiscard]] Status Launch(Planned planned);
+  // Whether the host sums this block too, which a GPU has summed.
+  [[nodiscard]] bool Compares(std::uint64_t block) const;
+  [[nodiscard]] Status Differs(std::uint64_t block, std::uint32_t sum) const;
   [[nodiscard]] Status WaitForCallersStreams(const Device& device, int lane);
   [[nodiscard]] Status RecordRead(const Device& device, int lane);
   void MarkEnqueuedIfRead();

@@ -86,11 +86,15 @@ class GpuChecksums : public testing::Test {
     ASSERT_TRUE(opened.ok()) << opened.status();
     checkpointer_ = *std::move(opened);
   }
-  SaveStats Save() {
-    const auto save = checkpointer_->Save(++step_, state_, {.streams = {cuda_->MakeStream()}});
+  SaveHandle Start() {
+    auto save = checkpointer_->Save(++step_, state_, {.streams = {cuda_->MakeStream()}});
     EXPECT_TRUE(save.ok()) << save.status();
-    EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
-    return save->stats();
+    return *std::move(save);
+  }
+  SaveStats Save() {
+    const SaveHandle save = Start();
+    EXPECT_EQ(save.WaitDurable(Soon()), Status::Ok());
+    return save.stats();
   }
   // As `cairn verify` does, which knows nothing of GPUs.
   Status Verify() { return checkpointer_->Verify(Latest()); }
@@ -145,6 +149,14 @@ TEST_F(GpuChecksums, FindABitFlippedBetweenTheGpuAndTheWrite) {
   MakeState();
   Open(Flipping(options_));
 
+  // Of seven blocks the host compares one in each save: the first, then the last. Both have such a bit.
+  const Status first = Start().WaitDurable(Soon());
+  EXPECT_EQ(first.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(first.message(), HasSubstr("step 1: not committed: the GPU's checksum of bytes 0 to 1048576 is 0x"));
+  EXPECT_EQ(Start().WaitDurable(Soon()).code(), StatusCode::kCorrupt);
+  EXPECT_EQ(Verify().code(), StatusCode::kNotFound);
+
+  // Then the last but one, which has none. The sums that are written find the others.
   EXPECT_EQ(Save().gpu_checksum_bytes, bytes_);
   EXPECT_EQ(Verify().code(), StatusCode::kCorrupt);
 
@@ -161,9 +173,7 @@ TEST_F(GpuChecksums, AreWhatTheKernelComputed) {
   MakeState();
   Open();
 
-  Save();
-
-  EXPECT_EQ(Verify().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(Start().WaitDurable(Soon()).code(), StatusCode::kCorrupt);
 }
 
 TEST_F(GpuChecksums, WithoutKernelsTheHostComputesThemAndSaysWhy) {
