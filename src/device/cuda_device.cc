@@ -84,7 +84,7 @@ class CudaDevice final : public Device {
   };
 
   Status CreateLanesAndEvents(const CudaDeviceOptions& options);
-  Status CreateLane();
+  Status CreateLane(int events);
   // `recorded` is the stream's last event, or null: then the event's own is recorded now.
   Status Record(CUstream stream, EventId event, CudaEvent recorded) CAIRN_EXCLUDES(mutex_);
   // `context` is the stream's.
@@ -166,7 +166,7 @@ Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
                      "reading the maximum pitch"));
   max_pitch_ = static_cast<std::uint64_t>(std::max(max_pitch, 0));
   lanes_.reserve(static_cast<std::size_t>(options.lanes));
-  for (int i = 0; i < options.lanes; ++i) CAIRN_RETURN_IF_ERROR(CreateLane());
+  for (int i = 0; i < options.lanes; ++i) CAIRN_RETURN_IF_ERROR(CreateLane(options.events));
   const MutexLock lock(mutex_);
   for (int i = 0; i < options.events; ++i) {
     CUevent event = nullptr;
@@ -177,11 +177,12 @@ Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
   return Status::Ok();
 }
 
-Status CudaDevice::CreateLane() {
+Status CudaDevice::CreateLane(int events) {
   CopyLane& lane = *lanes_.emplace_back(std::make_unique<CopyLane>(context_, waiters_));
   CAIRN_RETURN_IF_ERROR(
       context_.Check(driver().stream_create(&lane.copies, CU_STREAM_NON_BLOCKING), "creating a copy stream"));
-  return lane.waiter.Start(kMaxBatches);
+  // One for each batch that has not ended, for each event that stands for one that has, and for the last.
+  return lane.waiter.Start(kMaxBatches + static_cast<std::size_t>(events) + 1);
 }
 
 Status CudaDevice::CheckLayout(const StridedLayout& layout) const {

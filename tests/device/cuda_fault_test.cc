@@ -352,8 +352,12 @@ TEST_F(CudaFaults, AnyErrorOfAWaitIsSticky) {
 
 TEST_F(CudaFaults, AChunkOfOnePieceTakesTwoOperations) {
   MakeDevice();
+  const EventId ended = *device().AcquireEvent();
   const EventId event = *device().AcquireEvent();
+  ASSERT_EQ(CopyAndWait(device(), {}), Status::Ok());
+  ASSERT_EQ(device().RecordOnLane(0, ended), Status::Ok());
   const int before = fake_cuda::Calls("cuEventRecord");
+  const int created = fake_cuda::Calls("cuEventCreate");
   fake_cuda::HoldWork();
   int batches = 0;
 
@@ -364,6 +368,7 @@ TEST_F(CudaFaults, AChunkOfOnePieceTakesTwoOperations) {
   }
 
   EXPECT_EQ(batches, 128);
+  EXPECT_EQ(fake_cuda::Calls("cuEventCreate"), created) << "events are created at Open";
   EXPECT_EQ(fake_cuda::Calls("cuEventRecord"), before + batches) << "one event ends the batch and stands for it";
   fake_cuda::ReleaseWork();
   ASSERT_EQ(CopyAndWait(device(), {}), Status::Ok());
