@@ -67,12 +67,13 @@ requires requires(TorchStream stream) { stream.native_handle(); }
 /// its first step, which zeros would change.
 inline Status AddOptimizer(State& state, torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                            const std::string& prefix = "optimizer");
-/// Sets what the optimizer has beside tensors: "<prefix>.step.<parameter>", "<prefix>.lr.<group>". Call it before each
-/// Save, and after AddOptimizer.
+/// Sets what the optimizer has beside tensors: "<prefix>.step.<parameter>", "<prefix>.lr.<group>", "<prefix>.kind.<group>".
+/// Call it before each Save, and after AddOptimizer.
 inline Status SetOptimizerValues(State& state, const torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                                  const std::string& prefix = "optimizer");
 /// Takes these values back. Call it after each Restore, with Restored::values. InvalidArgument, naming it, if one is
-/// missing or no number; FailedPrecondition before AddOptimizer. The optimizer is then unchanged.
+/// missing or no number, or if the checkpoint has other groups or those of another kind of optimizer; FailedPrecondition
+/// before AddOptimizer. The optimizer is then unchanged.
 inline Status ResumeOptimizer(const Values& values, torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                               const std::string& prefix = "optimizer");
 
@@ -194,6 +195,39 @@ Status FillState(torch::optim::Optimizer& optimizer, const OptimizedParameter& p
   Status filled = fill(*made);
   if (filled.ok()) optimizer.state()[parameter.tensor.unsafeGetTensorImpl()] = std::move(made);
   return filled;
+}
+
+/// What decides a group's state, for messages: another one would take this state without an error.
+inline std::string KindOf(const torch::optim::OptimizerOptions& options) {
+  namespace optim = torch::optim;
+  const auto with = [](const char* kind, bool is, const char* option) {
+    return std::string(kind) + (is ? std::string(" with ") + option : std::string());
+  };
+  if (const auto* sgd = dynamic_cast<const optim::SGDOptions*>(&options)) {
+    return with("SGD", sgd->momentum() != 0, "momentum");
+  }
+  if (const auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&options)) {
+    return with("AdamW", adamw->amsgrad(), "amsgrad");
+  }
+  const auto* adam = dynamic_cast<const optim::AdamOptions*>(&options);
+  return with("Adam", adam != nullptr && adam->amsgrad(), "amsgrad");
+}
+
+/// InvalidArgument if the values are those of other groups. Older checkpoints do not say what kind they are.
+inline Status CheckGroups(const Values& values, const torch::optim::Optimizer& optimizer, const std::string& prefix) {
+  const std::size_t groups = optimizer.param_groups().size();
+  for (std::size_t group = 0; group < groups; ++group) {
+    const std::string name = prefix + ".kind." + std::to_string(group);
+    const std::string own = KindOf(optimizer.param_groups()[group].options());
+    const auto found = values.find(name);
+    if (found == values.end() || found->second == Value(own)) continue;
+    const auto* saved = std::get_if<std::string>(&found->second);
+    return {StatusCode::kInvalidArgument,
+            name + ": the optimizer is " + own + ", the checkpoint has the state of " + (saved ? *saved : "another")};
+  }
+  if (!values.contains(prefix + ".lr." + std::to_string(groups))) return {};
+  return {StatusCode::kInvalidArgument,
+          prefix + ": expected the values of " + std::to_string(groups) + " groups, the checkpoint has more"};
 }
 
 inline Status NoStateError(const std::string& parameter) {
@@ -414,6 +448,8 @@ inline Status SetOptimizerValues(State& state, const torch::optim::Optimizer& op
   for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     const double rate = optimizer.param_groups()[group].options().get_lr();
     if (Status set = state.Set(prefix + ".lr." + std::to_string(group), rate); !set.ok()) return set;
+    const std::string kind = with_torch::KindOf(optimizer.param_groups()[group].options());
+    if (Status set = state.Set(prefix + ".kind." + std::to_string(group), kind); !set.ok()) return set;
   }
   return {};
 }
@@ -422,6 +458,7 @@ inline Status ResumeOptimizer(const Values& values, torch::optim::Optimizer& opt
                               const std::string& prefix) {
   const auto found = with_torch::ParametersOf(optimizer, parameters);
   if (!found.ok()) return found.status();
+  if (Status same = with_torch::CheckGroups(values, optimizer, prefix); !same.ok()) return same;
   std::vector<std::function<void()>> changes;
   for (const with_torch::OptimizedParameter& one : *found) {
     const auto without = [](const auto*, const auto&) -> Status { return {}; };

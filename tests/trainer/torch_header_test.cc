@@ -24,6 +24,7 @@
 namespace cairn {
 namespace {
 
+using testing::AnyOf;
 using testing::HasSubstr;
 namespace optim = torch::optim;
 
@@ -167,6 +168,35 @@ TEST(TorchHeader, ValuesOfAnOptimizerThatWasNotAddedAreRefused) {
   EXPECT_TRUE(SetOptimizerValues(state, sgd, model.named_parameters()).ok());
   TrainStep(model, adamw);  // Which would meet half a state.
   TrainStep(model, sgd);
+}
+
+TEST(TorchHeader, ValuesOfAnotherKindOfOptimizerAreRefused) {
+  // AdamW's state has Adam's names and shapes; what only the checkpoint has, a restore ignores.
+  const OddModule model;
+  const auto values_of = [&](optim::Optimizer& optimizer) {
+    State state;
+    EXPECT_TRUE(AddOptimizer(state, optimizer, model.named_parameters()).ok());
+    EXPECT_TRUE(SetOptimizerValues(state, optimizer, model.named_parameters()).ok());
+    return state.values();
+  };
+  const std::vector<at::Tensor> both{model.embedding, model.scale};
+  optim::Adam adam(both, optim::AdamOptions(1e-3));
+  optim::AdamW adamw(both, optim::AdamWOptions(1e-3));
+  optim::Adam amsgrad(both, optim::AdamOptions(1e-3).amsgrad(true));
+  optim::Adam in_groups({optim::OptimizerParamGroup({model.embedding}), optim::OptimizerParamGroup({model.scale})},
+                        optim::AdamOptions(1e-3));
+  const Values own = values_of(adam);
+
+  for (optim::Optimizer* other : std::initializer_list<optim::Optimizer*>{&adamw, &amsgrad, &in_groups}) {
+    const Status resumed = ResumeOptimizer(values_of(*other), adam, model.named_parameters());
+    EXPECT_EQ(resumed.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(resumed.message(), AnyOf(HasSubstr("the optimizer is Adam, the checkpoint has the state of Adam"),
+                                         HasSubstr("1 groups, the checkpoint has more")));
+  }
+  EXPECT_TRUE(ResumeOptimizer(own, adam, model.named_parameters()).ok());
+  Values older = own;
+  older.erase("optimizer.kind.0");
+  EXPECT_TRUE(ResumeOptimizer(older, adam, model.named_parameters()).ok());
 }
 
 TEST(TorchHeader, MomentumMayBeSetAfterwards) {
