@@ -193,6 +193,19 @@ def test_a_part_of_what_is_loaded_that_is_left_out_is_a_warning(path: Path, capl
     ]
 
 
+def test_a_weight_that_is_left_out_is_a_warning_though_weights_lie_at_the_top(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a model's own state dict, and as torchtitan has them."""
+    save(path, {"a.weight": torch.ones(2), "b.weight": torch.ones(2), "optim": {"state": torch.ones(2)}, "step": 5})
+    caplog.set_level(logging.INFO, "cairn")
+    load(path, {"a.weight": torch.zeros(2)})
+    assert told(caplog) == [
+        ("WARNING", "left out 1 name that only the checkpoint has: b.weight"),
+        ("INFO", "left out 2 names that only the checkpoint has: optim.state, step"),
+    ]
+
+
 def test_what_one_rank_refuses_no_rank_begins_to_read(worlds: Worlds) -> None:
     """And what the ranks ask for together counts: each stage of a pipeline has its own parameters."""
     two = worlds(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from .._errors import InvalidArgument, counted
 from .._tree.optimizer_states import MARKS
@@ -19,10 +19,15 @@ _MAX_LISTED = 5  # Names in one message.
 
 
 def tell_left_out(
-    where: str, paths: Mapping[str, Sequence[str | int]], loaded: set[str], sized: Iterable[str], strict: bool
+    where: str,
+    paths: Mapping[str, Sequence[str | int]],
+    tensors: Container[str],
+    loaded: set[str],
+    sized: Iterable[str],
+    strict: bool,
 ) -> None:
     """Logs which of the checkpoint's names no rank loads. `sized` are those that ranks would ask for: a tensor without
-    elements is never asked for.
+    elements is never asked for. `tensors`: the names of tensors.
 
     InvalidArgument, if `strict`, for state of an optimizer of which something else is loaded: its moments would begin
     anew, and nobody would say so.
@@ -45,7 +50,9 @@ def tell_left_out(
         tell_other_class(where, [f'only the checkpoint has "{fqn}"' for fqn in marks], strict)
     tops = {paths[fqn][0] for fqn in loaded if fqn in paths}
     rest = sorted({*only}.difference(state))
-    beside = [fqn for fqn in rest if len(paths[fqn]) > 1 and paths[fqn][0] in tops]
+    # A model's weights may lie at the top themselves.
+    flat = any(len(paths[fqn]) == 1 and fqn in tensors for fqn in loaded if fqn in paths)
+    beside = [fqn for fqn in rest if (paths[fqn][0] in tops if len(paths[fqn]) > 1 else flat and fqn in tensors)]
     whole = sorted({*rest}.difference(beside))
     for names, level in ((beside, logging.WARNING), (whole, logging.INFO)):
         if names:

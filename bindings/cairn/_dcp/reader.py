@@ -206,6 +206,7 @@ class StorageReader(storage.StorageReader):
         tell_left_out(
             self._details["path"],
             self._stored.paths,
+            self._stored.chunks,
             {item.storage_index.fqn for plan in plans for item in plan.items},
             [fqn for fqn in self._stored.paths if not self._stored.is_empty(fqn)],
             self._strict,
