@@ -219,6 +219,20 @@ def test_a_last_save_for_hugging_face_is_beside_the_checkpoints(start: Open, tmp
     assert again.manager.checkpointer.steps() == [2]
 
 
+def test_the_state_of_another_optimizer_class_is_refused(start: Open) -> None:
+    first = start()
+    first.train(2)
+    first.manager.close()
+    other = start(seed=2)
+    other.optimizers.optimizers[0].param_groups[0]["decoupled_weight_decay"] = False  # As Adam has it.
+    before = other.weights()
+
+    with pytest.raises(cairn.InvalidArgument, match="the state of another optimizer class"):
+        other.manager.load()
+
+    expect_same(other, before)
+
+
 def test_states_are_left_out_when_asked(start: Open) -> None:
     start_run = start()
     start_run.train(2)
