@@ -67,13 +67,13 @@ requires requires(TorchStream stream) { stream.native_handle(); }
 /// its first step, which zeros would change.
 inline Status AddOptimizer(State& state, torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                            const std::string& prefix = "optimizer");
-/// Sets what the optimizer has beside tensors: "<prefix>.step.<parameter>", "<prefix>.lr.<group>", "<prefix>.kind.<group>".
-/// Call it before each Save, and after AddOptimizer.
+/// Sets what the optimizer has beside tensors: "<prefix>.step.<parameter>", "<prefix>.lr.<group>",
+/// "<prefix>.kind.<group>". Call it before each Save, and after AddOptimizer.
 inline Status SetOptimizerValues(State& state, const torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                                  const std::string& prefix = "optimizer");
 /// Takes these values back. Call it after each Restore, with Restored::values. InvalidArgument, naming it, if one is
-/// missing or no number, or if the checkpoint has other groups or those of another kind of optimizer; FailedPrecondition
-/// before AddOptimizer. The optimizer is then unchanged.
+/// missing or no number, or if the checkpoint has other groups or those of another kind of optimizer;
+/// FailedPrecondition before AddOptimizer. The optimizer is then unchanged.
 inline Status ResumeOptimizer(const Values& values, torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                               const std::string& prefix = "optimizer");
 
