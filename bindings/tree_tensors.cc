@@ -35,12 +35,8 @@ std::string_view AsciiOf(PyObject* key) {
 // The component of a tensor's name that stands for a key, as part_of in cairn/_tree/paths.py has it.
 class NamePart {
  public:
-  // Empty for what needs more care than this.
-  explicit NamePart(PyObject* key) : text_(AsciiOf(key)) {
-    is_str_ = IsPlainName(text_);
-    if (is_str_) return;
-    text_ = {};
-    if (PyLong_CheckExact(key) == 0) return;
+  explicit NamePart(PyObject* key) : is_str_(PyUnicode_CheckExact(key) != 0), text_(AsciiOf(key)) {
+    if (is_str_ || PyLong_CheckExact(key) == 0) return;
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(key, &overflow);
     if (overflow != 0) return;
@@ -50,14 +46,20 @@ class NamePart {
   NamePart& operator=(const NamePart&) = delete;
   ~NamePart() = default;
 
+  // False for what needs more care than this.
+  [[nodiscard]] bool is_plain() const { return is_str_ ? IsPlainName(text_) : !text_.empty(); }
   [[nodiscard]] bool is_str() const { return is_str_; }
   [[nodiscard]] std::string_view text() const { return text_; }
 
  private:
   std::array<char, 20> digits_;
+  const bool is_str_;
   std::string_view text_;
-  bool is_str_ = false;
 };
+
+std::string Joined(std::string_view prefix, std::string_view key) {
+  return prefix.empty() ? std::string(key) : std::string(prefix).append("/").append(key);
+}
 
 // Whether a node of a tree's text, as json.loads returns it, is ["t"]: a torch tensor.
 bool IsTensorNode(PyObject* node) {
@@ -139,15 +141,16 @@ void TreeTensors::AddRead(std::string_view prefix, std::string_view key, Tensor 
 }
 
 py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std::string_view prefix,
-                               std::string_view mark, const py::function& node) {
+                               std::string_view mark, bool nests, const py::function& node) {
   const std::size_t count = keys.size();
   if (count != values.size()) throw py::value_error("keys and values differ in number");
   std::size_t text_bytes = 0;
   for (const py::handle key : keys) {
     const NamePart part(key.ptr());
-    if (part.text().empty() || (mark == ":" && !part.is_str())) return py::none();
+    if (!part.is_plain() || (mark == ":" && !part.is_str())) return py::none();
     text_bytes += part.text().size() + std::string_view(R"("":["t"],)").size();
   }
+  all_given_.append(py::make_tuple(prefix, keys, values));
   const std::span<PyObject* const> items(PySequence_Fast_ITEMS(values.ptr()), count);
   std::string text;
   text.reserve(text_bytes);
@@ -155,6 +158,7 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
     seen_.tensors.reserve(seen_.tensors.size() + count);
     given_.reserve(given_.size() + count);
   }
+  std::optional<Leaves> leaves;
   for (std::size_t i = 0; i < count; ++i) {
     Prefetch(items, i);
     const NamePart part(PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
@@ -168,15 +172,65 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
       text += mark;
     }
     Tensor tensor;
-    if (torch_ == nullptr || !torch_->Knows(value) || !torch_->Read(value, tensor.dense, seen_.extents)) {
-      const std::string name = prefix.empty() ? std::string(key) : std::string(prefix).append("/").append(key);
-      text += node(value, name).cast<std::string_view>();
+    if (torch_ != nullptr && torch_->Knows(value) && torch_->Read(value, tensor.dense, seen_.extents)) {
+      text += R"(["t"])";
+      AddRead(prefix, key, tensor, value);
       continue;
     }
-    text += R"(["t"])";
-    AddRead(prefix, key, tensor, value);
+    if (nests && PyDict_CheckExact(value.ptr()) != 0) {
+      if (!leaves) all_given_.append(py::make_tuple(prefix, leaves.emplace().keys, leaves->values));
+      const std::size_t begin = leaves->keys.size();
+      if (TakeDict(value, key, *leaves)) {
+        AddDict(*leaves, begin, prefix, key, node, text);
+        continue;
+      }
+    }
+    text += node(value, Joined(prefix, key)).cast<std::string_view>();
   }
   return py::str(text);
+}
+
+// All of it first, because another thread may change the dict whenever Python code runs; and in two lists for all
+// dicts, because lists of each one's own would be visited by the garbage collector.
+bool TreeTensors::TakeDict(py::handle dict, std::string_view key, Leaves& leaves) const {
+  const std::size_t begin = leaves.keys.size();
+  std::string name;
+  Py_ssize_t at = 0;
+  PyObject* below = nullptr;
+  PyObject* value = nullptr;
+  while (PyDict_Next(dict.ptr(), &at, &below, &value) != 0) {
+    const std::string_view last = AsciiOf(below);
+    if (torch_ == nullptr || !torch_->Knows(value) || !IsPlainName(last)) {
+      for (const py::list& of : {leaves.keys, leaves.values}) {
+        PyList_SetSlice(of.ptr(), static_cast<Py_ssize_t>(begin), PY_SSIZE_T_MAX, nullptr);
+      }
+      return false;
+    }
+    leaves.keys.append(py::str(name.assign(key).append("/").append(last)));
+    leaves.values.append(py::handle(value));
+  }
+  return true;
+}
+
+void TreeTensors::AddDict(const Leaves& leaves, std::size_t begin, std::string_view prefix, std::string_view key,
+                          const py::function& node, std::string& text) {
+  text += '{';
+  for (std::size_t i = begin; i < leaves.keys.size(); ++i) {
+    const std::string_view name = AsciiOf(PyList_GET_ITEM(leaves.keys.ptr(), static_cast<Py_ssize_t>(i)));
+    const py::handle value = PyList_GET_ITEM(leaves.values.ptr(), static_cast<Py_ssize_t>(i));
+    if (i > begin) text += ',';
+    text += '"';
+    text += name.substr(key.size() + 1);
+    text += "\":";
+    Tensor tensor;
+    if (torch_->Read(value, tensor.dense, seen_.extents)) {
+      text += R"(["t"])";
+      AddRead(prefix, name, tensor, value);
+    } else {
+      text += node(value, Joined(prefix, name)).cast<std::string_view>();
+    }
+  }
+  text += '}';
 }
 
 py::object TreeTensors::MatchAll(const py::list& keys, const py::list& nodes, const py::dict& like,
@@ -353,7 +407,8 @@ void BindTreeTensors(py::module_& module) {
   py::class_<TreeTensors>(module, "TreeTensors")
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
       .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
-      .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "mark"_a, "node"_a)
+      .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "mark"_a, "nests"_a, "node"_a)
+      .def_property_readonly("given", &TreeTensors::given)
       .def("match_all", &TreeTensors::MatchAll, "keys"_a, "nodes"_a, "like"_a, "prefix"_a, "stored"_a)
       .def("shared_memory", &TreeTensors::SharedMemory, "more"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);

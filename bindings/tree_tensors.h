@@ -65,12 +65,14 @@ class TreeTensors {
   /// shape, offset) or None; the tensor, or None if the memory is a copy and not the caller's.
   void Add(const pybind11::tuple& view, const pybind11::object& part, const pybind11::object& tensor);
   /// Adds a whole dict or list, whose tensors are named by `prefix` and `keys`, a list's by their places. Returns its
-  /// text (see cairn/_tree), members with commas between: KEY, `mark` and NODE; without a `mark` only NODE.
-  /// `node(value, name)` returns the text of what is not a plain, dense torch tensor. Returns None, with nothing done,
-  /// if a key is no plain name, nor an int of 64 bits where that can be a key: not with ":". `values` must live, and
-  /// keep its elements, as long as this object.
+  /// text (see cairn/_tree), members with commas between: KEY, `mark` and NODE; without a `mark` only NODE. If it
+  /// `nests`, dicts of tensors in it are added too. `node(value, name)` returns the text of what is neither that nor a
+  /// plain, dense torch tensor. Returns None, with nothing done, if a key is no plain name, nor an int of 64 bits where
+  /// that can be a key: not with ":".
   pybind11::object AddAll(const pybind11::list& keys, const pybind11::list& values, std::string_view prefix,
-                          std::string_view mark, const pybind11::function& node);
+                          std::string_view mark, bool nests, const pybind11::function& node);
+  /// What AddAll added: a prefix, and keys and values below it. The values must stay as they are.
+  [[nodiscard]] const pybind11::list& given() const { return all_given_; }
   /// Adds the tensors of a dict to restore into, `like`, whose tensors are named by `prefix` and `keys`. `nodes` are
   /// the checkpoint's, as JSON, in the order of `keys`. Returns a list with like's tensor for each plain, dense torch
   /// tensor that fits what is stored, and NotImplemented for everything else. Returns None, with nothing done, if the
@@ -95,7 +97,7 @@ class TreeTensors {
 
  private:
   struct Given {
-    pybind11::handle tensor;  // Null if the memory is a copy. Borrowed: AddAll's `values`, or kept_, holds it.
+    pybind11::handle tensor;  // Null if the memory is a copy. Borrowed: all_given_ or kept_ holds it.
     const void* data;
   };
 
@@ -104,6 +106,17 @@ class TreeTensors {
     std::span<const std::int64_t> strides;
   };
 
+  /// What dicts of tensors hold: names below the one of what holds the dicts, and the tensors.
+  struct Leaves {
+    pybind11::list keys;
+    pybind11::list values;
+  };
+  /// Appends a dict of tensors alone, each below a str, to the leaves. `key` is its own name. False, with nothing done,
+  /// for anything else.
+  bool TakeDict(pybind11::handle dict, std::string_view key, Leaves& leaves) const;
+  /// Adds the leaves from `begin` on, which are those of a dict, and appends the dict's text.
+  void AddDict(const Leaves& leaves, std::size_t begin, std::string_view prefix, std::string_view key,
+               const pybind11::function& node, std::string& text);
   [[nodiscard]] std::string_view NameOf(std::size_t i) const;
   [[nodiscard]] Extents ExtentsOf(std::size_t i) const;
   void Prefetch(std::span<PyObject* const> values, std::size_t at) const;
@@ -114,6 +127,7 @@ class TreeTensors {
   Seen seen_;
   std::vector<Given> given_;  // By place in seen_.tensors.
   std::vector<pybind11::object> kept_;
+  pybind11::list all_given_;
 };
 
 void BindTreeTensors(pybind11::module_& module);

@@ -15,7 +15,7 @@ import torch
 from cairn import _tree
 from cairn._errors import InvalidArgument
 from cairn._tree import build, kinds, names
-from cairn._tree.paths import EnumName
+from cairn._tree.paths import MAX_DEPTH, EnumName
 from cairn._tree.tensors import TensorCollector
 from flat import flatten
 from trees import Flags, Level, Loader, Mode, restore, same, save
@@ -115,23 +115,47 @@ def test_texts_that_look_like_parts_of_the_text_are_kept():
 
 @pytest.mark.parametrize("keys", [(1, -2, 2**62, -(2**63)), (1, 2**63), (True, None), ("w", 1), ("1", 1)])
 def test_tensors_below_other_keys_are_named_alike_by_both_walks(keys):
-    tree = {"s": {key: torch.zeros(1) for key in keys}, "l": [torch.zeros(1), (torch.zeros(1), "a", 1.5)]}
+    tree = {
+        "s": {key: torch.zeros(1) for key in keys},
+        "l": [torch.zeros(1), (torch.zeros(1), "a", 1.5)],
+        "d": {key: {"m": torch.zeros(1), "v": torch.ones(2).expand(3, 2), "n": None} for key in keys},
+        "o": {1: {}, 2: {key: torch.zeros(1) for key in keys}, 3: {"a/b": torch.zeros(1)}, 4: {"w": numpy.ones(1)}},
+    }
     flat = flatten(tree)
-    assert len(flat.tensors) == len(tree["s"]) + 2
+    assert len(flat.tensors) == 4 * len(keys) + 4
     assert same(build(flat.text, flat.tensors), tree)
 
 
 def test_tensors_in_lists_are_taken_in_one_call(monkeypatch):
     monkeypatch.delattr(TensorCollector, "add")
     sink = TensorCollector()
-    _tree.flatten(
-        {"l": [torch.zeros(1)] * 3, "t": (torch.zeros(1),), "state": {0: torch.zeros(1), 1: torch.zeros(1)}}, sink
-    )
-    assert [len(keys) for _, keys, _ in sink.given] == [3, 3, 1, 2]
+    state = {0: torch.zeros(1), 1: torch.zeros(1)}
+    moments = {i: {"m": torch.zeros(1), "v": torch.zeros(1)} for i in range(5)}
+    _tree.flatten({"l": [torch.zeros(1)] * 3, "t": (torch.zeros(1),), "state": state, "moments": moments}, sink)
+    of = {
+        f"{prefix}/{key}": value for prefix, keys, values in sink.given for key, value in zip(keys, values, strict=True)
+    }
+    assert [len(keys) for _, keys, _ in sink.given if keys] == [4, 3, 1, 2, 5, 10]
+    assert of["moments/3/v"] is moments[3]["v"]
+
+
+def test_a_dict_of_tensors_counts_as_a_level():
+    tree = {"w": torch.zeros(1)}
+    for _ in range(MAX_DEPTH - 1):
+        tree = {"d": tree}
+    _tree.flatten(tree, TensorCollector())
+    with pytest.raises(InvalidArgument, match="deeper than 64 levels"):
+        _tree.flatten({"d": tree}, TensorCollector())
 
 
 def test_the_collector_does_not_visit_each_of_many_tensors():
-    text = flatten({f"w{i}": torch.zeros(1) for i in range(20_000)}).text
+    tensors = [torch.zeros(1)] * 20_000
+    tree = {f"w{i}": tensor for i, tensor in enumerate(tensors)}
+    state = {i: {"m": tensor} for i, tensor in enumerate(tensors)}
+    text = flatten(tree).text
+    before = gc.get_stats()[0]["collections"]
+    _tree.flatten({"model": tree, "state": state}, TensorCollector())
+    assert gc.get_stats()[0]["collections"] - before < 5
     before = gc.get_stats()[0]["collections"]
     assert len(kinds(text)) == 20_000
     assert gc.get_stats()[0]["collections"] - before < 5  # A list for each tensor makes it run 28 times.

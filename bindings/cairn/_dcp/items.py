@@ -156,7 +156,7 @@ class Items:
         whole = {self._name_of(piece.fqn): piece.tensor for piece in self.pieces if piece.offset is None}
         pickled = {self._name_of(fqn): data for fqn, data in self.pickled.items()}
         # In C++ if the names allow it: there may be 100,000 tensors.
-        if sink.add_all([*whole], [*whole.values()], "", ":", writer.node) is None:
+        if sink.add_all([*whole], [*whole.values()], "", ":", False, writer.node) is None:
             for name, tensor in whole.items():
                 writer.node(tensor, name)
         tied = _add_parts(sink, self.pieces, {*whole, *pickled})

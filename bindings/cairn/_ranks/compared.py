@@ -124,7 +124,7 @@ class _Places:
     """Where a collector has the tensors of some names. Remembers it: there may be 100,000, and the caller waits."""
 
     def __init__(self) -> None:
-        self._keys: list[tuple[str | None, list[Any]]] = []
+        self._keys: list[tuple[str, list[Any]]] = []
         self._names: list[str] = []
         self._at: list[tuple[int, int]] = []
 

@@ -76,13 +76,12 @@ class TensorCollector:
 
     def __init__(self) -> None:
         self.core = _core.TreeTensors(_reader())
-        self.kept: list[Any] = []  # What the engine reads: it must live until the save is captured.
-        # The tensors, and what else the dicts with them hold: keys and values below each prefix (None: whole names).
-        self.given: list[tuple[str | None, list[Any], list[Any]]] = []
+        # The tensors, and what else the dicts with them hold: keys and values below each prefix.
+        self.given = self.core.given
+        self.kept: list[Any] = [self.given]  # What the engine reads: it must live until the save is captured.
 
     def add(self, name: str, tensor: Any, part: _core.Part | None = None) -> None:
-        self.given.append((None, [name], [tensor]))
-        self.kept.append(tensor)
+        self.given.append(("", [name], [tensor]))
         before = len(self.kept)
         view = describe(name, tensor, self.kept)
         self.core.add(view, part, tensor if len(self.kept) == before else None)
@@ -91,11 +90,9 @@ class TensorCollector:
         return state_without_races(holder)
 
     def add_all(
-        self, keys: list[Any], values: list[Any], prefix: str, mark: str, node: Callable[[Any, str], str]
+        self, keys: list[Any], values: list[Any], prefix: str, mark: str, nests: bool, node: Callable[[Any, str], str]
     ) -> str | None:
-        self.kept.append(values)
-        self.given.append((prefix, keys, values))
-        return self.core.add_all(keys, values, prefix, mark, node)
+        return self.core.add_all(keys, values, prefix, mark, nests, node)
 
 
 class StoredTensors(Mapping[str, Stored]):

@@ -49,7 +49,7 @@ class Sink(Protocol):
         """The state_dict() of an object."""
 
     def add_all(
-        self, keys: list[Any], values: list[Any], prefix: str, mark: str, node: Callable[[Any, str], str]
+        self, keys: list[Any], values: list[Any], prefix: str, mark: str, nests: bool, node: Callable[[Any, str], str]
     ) -> str | None:
         """Takes a dict or list at once and returns its text, or None and does nothing; see TreeTensors in bindings/."""
 
@@ -223,7 +223,8 @@ class Writer:
             return self._heavy(simple, name)
         self._enter(value, name)
         # In C++ if possible: there may be 100,000 tensors, and the caller waits.
-        text = self._sink.add_all(keys, children, name, ":" if as_object else ",", self.node)
+        nests = len(self._open) < MAX_DEPTH
+        text = self._sink.add_all(keys, children, name, ":" if as_object else ",", nests, self.node)
         if text is None:
             named = zip(keys, children, strict=True)
             nodes = [self.node(child, join(name, part_of(key, name))) for key, child in named]
@@ -244,7 +245,8 @@ class Writer:
         if (simple := self._simple(children, children)) is not None:
             return self._heavy(f"[{_quote(tag)},{simple[1:]}", name)
         self._enter(value, name)
-        text = self._sink.add_all([*range(len(children))], children, name, "", self.node)
+        nests = len(self._open) < MAX_DEPTH
+        text = self._sink.add_all([*range(len(children))], children, name, "", nests, self.node)
         if text is None:
             text = ",".join(self.node(child, join(name, str(i))) for i, child in enumerate(children))
         self._open.remove(id(value))
