@@ -80,8 +80,8 @@ void BindCheckpointer(py::module_& module) {
            "file_mode"_a, "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "worker_threads"_a,
            "copy_streams"_a, "staging"_a, "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "recycle"_a, "io_queue"_a,
            "trace_events"_a, "group"_a, "node"_a, "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
-      .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "pin"_a,
-           "replicas"_a, "hold"_a, "held"_a, "entry"_a)
+      .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "elsewhere"_a, "replace"_a,
+           "pin"_a, "replicas"_a, "hold"_a, "held"_a, "entry"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
       .def("should_save", &PyCheckpointer::ShouldSave, "step"_a)
       .def("set_up", &PyCheckpointer::SetUp, "cuda"_a)

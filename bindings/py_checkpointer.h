@@ -126,9 +126,10 @@ class PyCheckpointer {
   /// Sets `entry.save`, and appends the entry to `held` if the save reads after its call, before it returns: between
   /// the return and Python's next instruction a signal handler may raise, and then nobody would know of the save.
   pybind11::object Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values,
-                        const StreamArguments& streams, bool replace, bool pin, const ReplicaArguments& replicas,
-                        double hold, const pybind11::object& held, const pybind11::object& entry) {
-    const PySave begun = Start(step, tensors, values, streams, replace, pin, replicas, hold);
+                        const StreamArguments& streams, const StreamArguments& elsewhere, bool replace, bool pin,
+                        const ReplicaArguments& replicas, double hold, const pybind11::object& held,
+                        const pybind11::object& entry) {
+    const PySave begun = Start(step, tensors, values, streams, elsewhere, replace, pin, replicas, hold);
     pybind11::object save = pybind11::cast(begun);
     entry.attr("save") = save;
     if (begun.watched() == nullptr) return save;
@@ -325,13 +326,15 @@ class PyCheckpointer {
     }
   }
 
-  PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
-               bool replace, bool pin, const ReplicaArguments& replicas, double hold) {
+  PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, StreamArguments streams,
+               const StreamArguments& elsewhere, bool replace, bool pin, const ReplicaArguments& replicas,
+               double hold) {
     const InUse engine = Use();
     Result<State> built = tensors.Build(last_save_);
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
-    const std::shared_ptr<const TensorTable> table = state.table();
+    const std::shared_ptr<const TensorTable> table = Unlocked([&] { return BindingCalls::Examine(*engine, state); });
+    if (table->waits_for_streams()) streams.insert(streams.end(), elsewhere.begin(), elsewhere.end());
     std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked(), !writes_->ignored());
     const bool watch = !read_later.empty();
     SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {

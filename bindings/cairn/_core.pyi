@@ -140,6 +140,7 @@ class Checkpointer:
         tensors: TreeTensors,
         values: Texts,
         streams: Streams,
+        elsewhere: Streams,
         replace: bool,
         pin: bool,
         replicas: Replicas,

@@ -66,10 +66,12 @@ class Saving(Engine, Stopping):
     ) -> Save:
         """Starts a save and returns before any byte of tensor data has moved.
 
-        Of tensors on a GPU the checkpoint sees all work that was given to each device's current stream (and to `streams`,
-        torch.cuda.Stream objects) before the call. CPU tensors are read as they are: wait for a stream that still
-        writes one, as after `copy_(..., non_blocking=True)` into pinned memory. Plain values, and CPU tensors up to 64
-        KiB each (4 MiB in all), are copied in the call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
+        The checkpoint sees all work on its tensors that was given to each device's current stream (and to `streams`,
+        torch.cuda.Stream objects) before the call: on tensors of a GPU, and on pinned or managed CPU tensors, as by
+        `copy_(..., non_blocking=True)`. For a state without tensors of a GPU that is torch's current device. Work in
+        other streams is not seen, nor is that on pinned CPU tensors if this Checkpointer uses no GPU yet. Plain values,
+        and other CPU tensors up to 64 KiB each (4 MiB in all), are copied in the call. All other tensors must not be
+        overwritten before the save is captured: see `fence` and `protect`. In a group
         every rank saves; `replicated` adds to the Checkpointer's. With `replace` the save waits, in the background, for
         who reads the step's old checkpoint, at most half of group_timeout.
 
@@ -133,6 +135,7 @@ class Saving(Engine, Stopping):
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]
             cuda = tensors.core.cuda_devices
             current = tree_tensors.current_streams(cuda)
+            elsewhere = tree_tensors.current_streams(tree_tensors.cuda_in_use() - cuda)  # They may write pinned tensors.
             if self._when_full == "wait":
                 # The engine would wait as well, but signals would not interrupt it.
                 self._core.wait_for_place(self._within_grace(self._full_timeout))
@@ -146,7 +149,7 @@ class Saving(Engine, Stopping):
         with self._in_order:
             try:
                 core = self._core.save(
-                    step, tensors.core, values, current + given, replace, pin, replicas(), held_for, self._held, entry
+                    step, tensors.core, values, current + given, elsewhere, replace, pin, replicas(), held_for, self._held, entry
                 )
                 self._in_flight = [*self._started(), core]
                 if self._best is not None:

@@ -41,9 +41,13 @@ struct Replicated {
 };
 
 struct SaveOptions {
-  /// Streams whose work so far the snapshot must see, of tensors on their devices: one or more for each device that
-  /// holds tensors. None for a CUDA device means its legacy default stream. Tensors in host memory are read as they
-  /// are: wait for a stream that still writes one.
+  /// Streams whose work so far the snapshot must see: one or more for each device that holds tensors. None for a CUDA
+  /// device means its legacy default stream.
+  ///
+  /// Tensors in pinned or managed host memory, which streams may write, are read once the same streams have come to the
+  /// call, and so are streams of devices that hold no tensors; for a device that is set up and has none here its legacy
+  /// default stream. No chunk of the save is copied to the host before that, and a fence waits for it. Other tensors in
+  /// host memory, and all of them while no CUDA device is set up, are read as they are.
   std::vector<Stream> streams = {};
   IfExists if_exists = IfExists::kFail;
   /// Commits the checkpoint pinned, as by Pin, so that neither retention nor a power cut comes between. A checkpoint

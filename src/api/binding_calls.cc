@@ -12,6 +12,14 @@ Result<SaveHandle> BindingCalls::SaveHeld(Checkpointer& checkpointer, std::uint6
   return checkpointer.impl_->Save(step, state, options, hold);
 }
 
+std::shared_ptr<const TensorTable> BindingCalls::Examine(Checkpointer& checkpointer, const State& state) {
+  Checkpointer::Impl& impl = *checkpointer.impl_;
+  if (!impl.CheckWritable().ok()) return state.table();
+  MutexLock lock(impl.save_mutex);
+  const Result<std::shared_ptr<const TensorTable>> examined = impl.Examine(state.table());
+  return examined.ok() ? *examined : state.table();
+}
+
 void BindingCalls::Release(const SaveHandle& save) { save.task_->Release(); }
 
 bool BindingCalls::WaitTensorsFree(const SaveHandle& save, Deadline deadline) {

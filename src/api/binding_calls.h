@@ -16,6 +16,9 @@ struct BindingCalls {
   /// checkpoint. If it is not released within `hold` after its last write and checksum, it fails with DeadlineExceeded.
   [[nodiscard]] static Result<SaveHandle> SaveHeld(Checkpointer& checkpointer, std::uint64_t step, const State& state,
                                                    const SaveOptions& options, std::chrono::nanoseconds hold);
+  /// What a save of this state's tensors will say of them: which it copies in its call, and which it reads later. The
+  /// tensors as they are, where the save will refuse them.
+  [[nodiscard]] static std::shared_ptr<const TensorTable> Examine(Checkpointer& checkpointer, const State& state);
   /// Lets a held save commit. Does not wait. It has no effect on other saves.
   static void Release(const SaveHandle& save);
   /// Waits until this save does not read its tensors any more: it is captured, or has failed. False at the deadline.

@@ -73,6 +73,9 @@ class Checkpointer::Impl {
   Mutex save_mutex;
   std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
   std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
+  std::weak_ptr<const TensorTable> asked_table CAIRN_GUARDED_BY(save_mutex);  // See Examine.
+  // A copy of it; null if nothing in it is written by streams.
+  std::shared_ptr<const TensorTable> marked_table CAIRN_GUARDED_BY(save_mutex);
   std::optional<ReplicaAssigner> sharing CAIRN_GUARDED_BY(save_mutex);  // This rank's; made by the first save.
   // See BindingCalls::CloseBy.
   std::atomic<Deadline::Clock::time_point> abandon_by = Deadline::Infinite().when();
@@ -114,6 +117,9 @@ class Checkpointer::Impl {
   std::shared_ptr<SaveTask> SubmitFailed(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
                                          const Status& why) CAIRN_REQUIRES(save_mutex);
   Status CheckTensors(const std::shared_ptr<const TensorTable>& table) CAIRN_REQUIRES(save_mutex);
+  /// CheckTensors. Then the same table, or a copy that says which CPU tensors streams may still write.
+  Result<std::shared_ptr<const TensorTable>> Examine(const std::shared_ptr<const TensorTable>& table)
+      CAIRN_REQUIRES(save_mutex);
   /// Waits for a free place and accepts the save. Cancelled if WhenFull::kSkip skips it.
   Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists) CAIRN_REQUIRES(save_mutex)
       CAIRN_EXCLUDES(restored_mutex);

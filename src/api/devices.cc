@@ -24,6 +24,16 @@ Result<Devices::Found> Devices::Get(DeviceId id) {
   return SetUp(devices_.back());
 }
 
+std::vector<std::shared_ptr<Device>> Devices::WithStreams() {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<Device>> all;
+  for (const auto& device : devices_) {
+    const bool ready = std::find(ready_.begin(), ready_.end(), device.get()) != ready_.end();
+    if (ready && device->has_streams()) all.push_back(device);
+  }
+  return all;
+}
+
 Result<std::unique_ptr<Device>> Devices::MakeCuda(DeviceId id) const {
   if (make_cuda_) return make_cuda_(id, workers_);
   // For every save in flight, and one being accepted: an event for each lane, and for up to 8 streams of the caller.

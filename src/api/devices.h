@@ -31,6 +31,8 @@ class Devices {
   };
   /// Finds the device, and sets it up if that was not done yet: events, pinned pool, staging memory.
   Result<Found> Get(DeviceId id) CAIRN_EXCLUDES(mutex_);
+  /// Those with streams that are set up.
+  [[nodiscard]] std::vector<std::shared_ptr<Device>> WithStreams() CAIRN_EXCLUDES(mutex_);
 
  private:
   Result<std::unique_ptr<Device>> MakeCuda(DeviceId id) const;

@@ -48,8 +48,9 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
     return why;
   };
 
-  const std::shared_ptr<const TensorTable>& table = state.table();
-  if (const Status status = CheckTensors(table); !status.ok()) return refuse(status);
+  const Result<std::shared_ptr<const TensorTable>> examined = Examine(state.table());
+  if (!examined.ok()) return refuse(examined.status());
+  const std::shared_ptr<const TensorTable>& table = *examined;
   if (!sharing) sharing.emplace(group->rank(), group->size());
   const Result<ReplicaAssignment> share = sharing->Of(table, save_options.replicated);
   if (!share.ok()) return refuse(share.status());
@@ -97,6 +98,27 @@ Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>
   return Status::Ok();
 }
 
+Result<std::shared_ptr<const TensorTable>> Checkpointer::Impl::Examine(
+    const std::shared_ptr<const TensorTable>& table) {
+  CAIRN_RETURN_IF_ERROR(CheckTensors(table));
+  if (table == marked_table) return table;
+  if (table == asked_table.lock()) return marked_table == nullptr ? table : marked_table;
+  // Without a GPU in use nobody pays for this. Any of them knows all of the driver's memory.
+  const std::vector<std::shared_ptr<Device>> gpus = devices->WithStreams();
+  if (gpus.empty() || table->cpu_bytes() == 0) return table;
+  std::vector<bool> written(table->size());
+  bool any = false;
+  for (std::size_t i = 0; i < table->size(); ++i) {
+    const TensorEntry& entry = (*table)[i];
+    if (entry.device.kind != DeviceKind::kCpu || entry.is_alias() || entry.bytes() == 0) continue;
+    written[i] = gpus.front()->IsWrittenByStreams(entry.layout.base);
+    any = any || written[i];
+  }
+  asked_table = table;
+  marked_table = any ? table->WithWritten(written) : nullptr;
+  return any ? marked_table : table;
+}
+
 Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exists) {
   const Deadline deadline = Deadline::In(options.full_timeout);
   CAIRN_RETURN_IF_ERROR(ApplyWhenFull(step, deadline));
@@ -136,21 +158,29 @@ Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const Tensor
                                                                     const std::vector<Stream>& streams) {
   // That it holds empty tensors alone is no mistake of the caller.
   const auto holds = [&](DeviceId device) {
-    const std::vector<DeviceId>& used = table.devices();
-    if (std::find(used.begin(), used.end(), device) != used.end()) return true;
+    const std::vector<DeviceId>& of_table = table.devices();
+    if (std::find(of_table.begin(), of_table.end(), device) != of_table.end()) return true;
     for (std::size_t i = 0; i < table.size(); ++i) {
       if (table[i].device == device) return true;
     }
     return false;
   };
+  std::vector<DeviceId> used = written.devices();
+  const auto use = [&](DeviceId device) {
+    if (std::find(used.begin(), used.end(), device) == used.end()) used.push_back(device);
+  };
+  if (written.waits_for_streams()) {
+    for (const auto& gpu : devices->WithStreams()) use(gpu->id());
+    for (const Stream& stream : streams) use(stream.device);
+  }
   for (const Stream& stream : streams) {
-    if (holds(stream.device)) continue;
+    if (table.waits_for_streams() || holds(stream.device)) continue;
     return Error(StatusCode::kInvalidArgument, "a stream of {}, but no tensor of the state is on this device",
                  ToString(stream.device));
   }
   std::vector<DeviceEvents> all;
   const auto record = [&]() -> Status {
-    for (const DeviceId id : written.devices()) {
+    for (const DeviceId id : used) {
       CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(id));
       if (!device->has_streams()) continue;
       DeviceEvents& events = all.emplace_back(DeviceEvents{.device = device.get()});

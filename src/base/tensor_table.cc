@@ -106,7 +106,8 @@ TensorTable::TensorTable(const TensorTable& other)
       devices_(other.devices_),
       bytes_(other.bytes_),
       small_bytes_(other.small_bytes_),
-      cpu_bytes_(other.cpu_bytes_) {
+      cpu_bytes_(other.cpu_bytes_),
+      waits_for_streams_(other.waits_for_streams_) {
   index_.reserve(entries_.size());
   for (std::uint32_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
 }
@@ -149,7 +150,8 @@ void TensorTable::Append(TensorEntry entry) {
     bytes_ += entry.bytes();
     if (std::find(devices_.begin(), devices_.end(), entry.device) == devices_.end()) devices_.push_back(entry.device);
     if (entry.device.kind == DeviceKind::kCpu) cpu_bytes_ += entry.bytes();
-    if (entry.device.kind == DeviceKind::kCpu && entry.bytes() <= kSmallTensorBytes &&
+    waits_for_streams_ = waits_for_streams_ || entry.written_by_streams;
+    if (entry.device.kind == DeviceKind::kCpu && !entry.written_by_streams && entry.bytes() <= kSmallTensorBytes &&
         small_bytes_ + entry.bytes() <= kSmallTensorsTotal) {
       small_.push_back(id);
       small_bytes_ += entry.bytes();
@@ -157,6 +159,16 @@ void TensorTable::Append(TensorEntry entry) {
   }
   entries_.push_back(std::move(entry));
   index_.emplace(entries_.back().name, id);
+}
+
+std::shared_ptr<const TensorTable> TensorTable::WithWritten(const std::vector<bool>& written) const {
+  auto same = std::make_shared<TensorTable>();
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    TensorEntry entry = entries_[i];
+    entry.written_by_streams = written[i];
+    same->Append(std::move(entry));
+  }
+  return same;
 }
 
 std::shared_ptr<const TensorTable> TensorTable::Without(const std::vector<bool>& dropped) const {

@@ -32,6 +32,9 @@ struct TensorEntry {
   std::vector<std::int64_t> shape;
   StridedLayout layout;
   std::optional<TensorPart> part;
+  /// CPU memory that a GPU's streams may still write when Save is called: pinned or managed. It is read once they have
+  /// come to the call, however small it is.
+  bool written_by_streams = false;
 
   [[nodiscard]] bool is_alias() const { return alias_of != kNoAlias; }
   [[nodiscard]] std::uint64_t bytes() const { return layout.bytes; }
@@ -60,11 +63,15 @@ class TensorTable {
   [[nodiscard]] std::uint64_t small_bytes() const { return small_bytes_; }
   /// Sum over entries in CPU memory, the small ones included.
   [[nodiscard]] std::uint64_t cpu_bytes() const { return cpu_bytes_; }
+  /// Some entry is written_by_streams.
+  [[nodiscard]] bool waits_for_streams() const { return waits_for_streams_; }
   /// Each device that holds a non-empty entry, once.
   [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
   /// Entries that are not aliases, in the order of a shard's bytes (base/store_order.h). Computed on the
   /// first use after an Add.
   [[nodiscard]] const std::vector<std::uint32_t>& StoreOrder() const;
+  /// A copy in which the entries are written_by_streams for which `written` is true.
+  [[nodiscard]] std::shared_ptr<const TensorTable> WithWritten(const std::vector<bool>& written) const;
   /// A copy without the entries for which `dropped` is true. Tied names must be dropped together.
   [[nodiscard]] std::shared_ptr<const TensorTable> Without(const std::vector<bool>& dropped) const;
 
@@ -80,6 +87,7 @@ class TensorTable {
   std::uint64_t bytes_ = 0;
   std::uint64_t small_bytes_ = 0;
   std::uint64_t cpu_bytes_ = 0;
+  bool waits_for_streams_ = false;
   // Not copied: nobody else has the copy yet.
   mutable std::atomic<bool> shared_ = false;
   mutable Mutex order_mutex_;

@@ -84,6 +84,10 @@ class Device {
   /// InvalidArgument, to which the caller adds the tensor's name, for another device's memory or unsupported strides.
   [[nodiscard]] virtual Status CheckLayout(const StridedLayout& layout) const = 0;
 
+  /// Whether this address of the CPU's memory is the driver's: pinned or managed, so that streams of any GPU may write
+  /// it.
+  [[nodiscard]] virtual bool IsWrittenByStreams(const std::byte* /*at*/) const { return false; }
+
   /// Page-locks and unlocks host memory for fast copies. Slow, and other threads may not launch kernels meanwhile.
   virtual Status PinMemory(MutableBytes memory) = 0;
   virtual void UnpinMemory(MutableBytes memory) = 0;

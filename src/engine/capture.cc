@@ -28,9 +28,11 @@ void Capture::Advance(bool chunks) {
 }
 
 Status Capture::Enqueue(bool chunks) {
+  if (chunks) AskForArrival();
   CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   while (planned_.empty() && PlanStaging()) CAIRN_RETURN_IF_ERROR(LaunchPlanned());
-  while (planned_.empty() && chunks && !all_buffered() && !staged_.Arriving(next_) && !KeepsBack()) {
+  while (planned_.empty() && chunks && arrival_ != Arrival::kAwaited && !all_buffered() && !staged_.Arriving(next_) &&
+         !KeepsBack()) {
     BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
     if (std::exchange(short_of_buffers_, !buffer) != short_of_buffers_) task_.MarkShortOfBuffers(short_of_buffers_);
     if (!buffer) break;
@@ -38,6 +40,21 @@ Status Capture::Enqueue(bool chunks) {
     CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   }
   return Status::Ok();
+}
+
+// Older saves have launched every copy that they have for this lane, so none of them waits behind it.
+void Capture::AskForArrival() {
+  if (arrival_ != Arrival::kUnasked || !task_.snapshot().table().waits_for_streams()) return;
+  arrival_ = Arrival::kAwaited;
+  const std::uint64_t id = next_batch_++;
+  Batch& batch = batches_[id];
+  batch.arrival = true;
+  for (const DeviceEvents& one : task_.events()) {
+    planned_.push_back({.batch = id, .copy = batch.copies.size(), .copies = {.lane = one.device->lanes() - 1}});
+    batch.copies.push_back({.device = one.device, .reads = true});
+    ++reads_planned_;
+    ++reads_left_;
+  }
 }
 
 bool Capture::KeepsBack() const {
@@ -194,6 +211,12 @@ void Capture::OnCopied(std::uint64_t id, std::size_t copy, Status status) {
 void Capture::OnBatchCopied(std::uint64_t id) {
   auto node = batches_.extract(id);
   Batch& batch = node.mapped();
+  if (batch.arrival) {
+    if (stopped()) return callbacks_.quiet();
+    if (!batch.status.ok()) return Fail(std::move(batch.status));
+    arrival_ = Arrival::kArrived;
+    return;
+  }
   const bool staging = !batch.chunk.buffer;
   context_.parts.trace->Span("copy", staging ? "stage" : "chunk", batch.begun, SaveTask::Clock::now(),
                              task_.plan().step, staging ? batch.staged.bytes : batch.chunk.end - batch.chunk.begin);

@@ -107,6 +107,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
     std::vector<Copy> copies;
     Status status;
     SaveTask::Clock::time_point begun;
+    // Nothing is copied: it tells when the caller's streams have come to the call of Save.
+    bool arrival = false;
   };
 
   // A copy that its lane has no room for yet.
@@ -120,6 +122,9 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] Status Enqueue(bool chunks);
   // A chunk is on its way to the host: a pause that begins now could not hold another one back.
   [[nodiscard]] bool KeepsBack() const;
+  // For CPU tensors that the caller's streams may still write: nothing goes to the host before these have come to the
+  // call of Save.
+  void AskForArrival();
   // False if there is nothing to stage, or no slot.
   [[nodiscard]] bool PlanStaging();
   void PlanChunk(BufferPool::Chunk buffer);
@@ -157,6 +162,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   std::uint64_t reads_planned_ = 0;
   std::uint64_t reads_left_ = 0;
   std::uint64_t sums_in_flight_ = 0;
+  enum class Arrival : std::uint8_t { kUnasked, kAwaited, kArrived };
+  Arrival arrival_ = Arrival::kUnasked;
   // The pool had no buffer for the next chunk.
   bool short_of_buffers_ = false;
   Lifecycle<CaptureStage> stage_{"the capture of a save", CaptureStage::kWaiting, callbacks_.bug};

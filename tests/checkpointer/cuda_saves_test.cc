@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <string>
@@ -121,6 +122,64 @@ TEST_F(CudaSaves, AStreamOfAGpuWithoutTensorsIsRefused) {
 
   EXPECT_EQ(save.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(save.status().message(), testing::HasSubstr("no tensor of the state is on this device"));
+}
+
+// As after `copy_(gpu, non_blocking=True)` into pinned memory, on a state with tensors of the GPU and on one without.
+TEST_F(CudaSaves, PinnedCpuTensorsAreReadOnceTheStreamsHaveComeToTheCall) {
+  for (const bool with_gpu : {true, false}) {
+    fake_cuda::Reset();
+    Open();
+    const MutableBytes large = cuda_->MakeHostMemory(3_MiB);
+    const MutableBytes small = cuda_->MakeHostMemory(100);
+    std::vector<std::byte> counter(8, std::byte{1});
+    State state;
+    const auto add = [&](const std::string& name, MutableBytes memory) {
+      const TensorView view{
+          .data = memory.data(), .dtype = DType::kU8, .shape = {static_cast<std::int64_t>(memory.size())}};
+      ASSERT_EQ(state.Add(name, view), Status::Ok());
+    };
+    add("large", large);
+    add("small", small);
+    add("counter", counter);
+    if (with_gpu) AddTensor(state, 2_MiB, 5);
+    const Stream stream = cuda_->MakeStream();
+    std::promise<void> copies_may_end;
+    cuda_->LaunchOnHost(stream, [&] {
+      copies_may_end.get_future().wait();
+      for (const MutableBytes memory : {large, small}) std::fill(memory.begin(), memory.end(), std::byte{7});
+    });
+
+    const auto save = checkpointer_->Save(with_gpu ? 1 : 2, state, {.streams = {stream}});
+    ASSERT_TRUE(save.ok()) << save.status();
+    std::fill(counter.begin(), counter.end(), std::byte{2});  // Nobody's stream writes it: it was copied in the call.
+    EXPECT_EQ(save->WaitCaptured(Deadline::In(std::chrono::milliseconds(100))).code(), StatusCode::kDeadlineExceeded);
+    copies_may_end.set_value();
+    EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
+
+    for (const MutableBytes memory : {large, small}) std::fill(memory.begin(), memory.end(), std::byte{0});
+    ASSERT_EQ(checkpointer_->Restore(Latest(), state).status(), Status::Ok());
+    for (const MutableBytes memory : {large, small}) EXPECT_THAT(memory, testing::Each(std::byte{7}));
+    EXPECT_THAT(counter, testing::Each(std::byte{1}));
+    checkpointer_.reset();
+    cuda_.reset();
+  }
+}
+
+TEST_F(CudaSaves, ASaveThatWaitsForTheStreamsOfPinnedTensorsFailsWithItsGpu) {
+  Open();
+  const MutableBytes pinned = cuda_->MakeHostMemory(100);
+  State state;
+  ASSERT_EQ(state.Add("pinned", {.data = pinned.data(), .dtype = DType::kU8, .shape = {100}}), Status::Ok());
+  const Stream stream = cuda_->MakeStream();
+  std::promise<void> step_may_end;
+  cuda_->LaunchOnHost(stream, [&] { step_may_end.get_future().wait(); });
+  const auto save = checkpointer_->Save(1, state, {.streams = {stream}});
+  ASSERT_TRUE(save.ok()) << save.status();
+
+  fake_cuda::SetSticky(CUDA_ERROR_ILLEGAL_ADDRESS);
+  step_may_end.set_value();
+
+  EXPECT_EQ(save->WaitDurable(Deadline::In(std::chrono::seconds(10))).code(), StatusCode::kDeviceError);
 }
 
 TEST_F(CudaSaves, ASaveThatWaitsForRoomInALaneFailsWithItsGpu) {

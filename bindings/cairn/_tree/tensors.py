@@ -313,6 +313,14 @@ def empty(of: Stored, kind: str, device: Any = None) -> Any:
     return numpy.empty(of.shape, dtype=dtype)
 
 
+def cuda_in_use() -> set[int]:
+    """torch's current device, if it has initialised CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
+        return set()
+    return {torch.cuda.current_device()}
+
+
 def current_streams(cuda_devices: set[int]) -> list[tuple[int, int]]:
     """torch's current stream of each of these devices."""
     if not cuda_devices:
