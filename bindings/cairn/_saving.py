@@ -135,7 +135,9 @@ class Saving(Engine, Stopping):
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]
             cuda = tensors.core.cuda_devices
             current = tree_tensors.current_streams(cuda)
-            elsewhere = tree_tensors.current_streams(tree_tensors.cuda_in_use() - cuda)  # They may write pinned tensors.
+            elsewhere = tree_tensors.current_streams(
+                tree_tensors.cuda_in_use() - cuda
+            )  # They may write pinned tensors.
             if self._when_full == "wait":
                 # The engine would wait as well, but signals would not interrupt it.
                 self._core.wait_for_place(self._within_grace(self._full_timeout))
@@ -149,7 +151,17 @@ class Saving(Engine, Stopping):
         with self._in_order:
             try:
                 core = self._core.save(
-                    step, tensors.core, values, current + given, elsewhere, replace, pin, replicas(), held_for, self._held, entry
+                    step,
+                    tensors.core,
+                    values,
+                    current + given,
+                    elsewhere,
+                    replace,
+                    pin,
+                    replicas(),
+                    held_for,
+                    self._held,
+                    entry,
                 )
                 self._in_flight = [*self._started(), core]
                 if self._best is not None:

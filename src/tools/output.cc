@@ -28,8 +28,8 @@ using nlohmann::json;
 bool IsShown(std::string_view text) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; })) return true;
   // fmt escapes these two, and what a terminal does not show.
-  const auto escaped = static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return c == '"' || c == '\\'; }));
+  const auto escaped =
+      static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return c == '"' || c == '\\'; }));
   return fmt::formatted_size("{:?}", text) == text.size() + escaped + 2;
 }
 
@@ -62,9 +62,7 @@ std::string Count(std::uint64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-std::string Printable(std::string_view text) {
-  return IsShown(text) ? std::string(text) : fmt::format("{:?}", text);
-}
+std::string Printable(std::string_view text) { return IsShown(text) ? std::string(text) : fmt::format("{:?}", text); }
 
 std::string DescribeType(const TensorInfo& tensor) {
   std::string text = fmt::format("{} [{}]", DTypeName(tensor.dtype), fmt::join(tensor.shape, ", "));
