@@ -58,7 +58,7 @@ bool HasStreams() { return __builtin_cpu_supports("sse4.2") != 0; }
 [[gnu::target("sse4.2"), gnu::always_inline]] inline std::uint64_t CopyLine(const std::byte* from, std::byte* to,
                                                                             std::uint64_t crc) {
   constexpr std::size_t kAhead = 512;  // May be beyond the tensor's end, which is harmless.
-  _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+  __builtin_prefetch(from + kAhead);   // _mm_prefetch is no function without optimisation.
   for (std::size_t at = 0; at < kLine; at += sizeof(__m128i)) crc = CopyWords(from + at, to + at, crc);
   return crc;
 }
