@@ -76,6 +76,7 @@ def test_captured_raises_it_too(make: Make) -> None:
     checkpointer = make(when_full="skip")
     tensor = torch.ones(1 << 20)
     checkpointer._core.begin_step()  # Nobody checks before `captured`. With when_full="wait" save would end the step.
+    before = tensor.data  # The engine may still read it.
     save = checkpointer.save(1, {"w": tensor})
     tensor.data = torch.ones(1 << 20)
 
@@ -83,6 +84,7 @@ def test_captured_raises_it_too(make: Make) -> None:
         with pytest.raises(cairn.FailedPrecondition, match='tensor "w"'):
             save.captured()
     checkpointer.close()
+    del before
 
 
 def test_what_the_caller_wanted_is_no_failure(make: Make) -> None:
