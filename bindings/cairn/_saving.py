@@ -135,9 +135,8 @@ class Saving(Engine, Stopping):
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]
             cuda = tensors.core.cuda_devices
             current = tree_tensors.current_streams(cuda)
-            elsewhere = tree_tensors.current_streams(
-                tree_tensors.cuda_in_use() - cuda
-            )  # They may write pinned tensors.
+            # They may write pinned tensors.
+            elsewhere = tree_tensors.current_streams(tree_tensors.cuda_in_use() - cuda)
             if self._when_full == "wait":
                 # The engine would wait as well, but signals would not interrupt it.
                 self._core.wait_for_place(self._within_grace(self._full_timeout))

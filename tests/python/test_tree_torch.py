@@ -113,6 +113,14 @@ class TestStateThatChangesItsShape:
                 InvalidArgument, match=r"x/0\.weight: the tree has float32 \[2\], the checkpoint has float32 \[3\]"
             ):
                 restore(save({"x": torch.nn.Sequential(other)}), {"x": torch.nn.Sequential(module)})
+        renamed = [torch.nn.Sequential(torch.nn.Linear(1, size)) for size in (2, 3)]
+        for module in renamed:
+            module.register_state_dict_post_hook(lambda _module, state, *_: state.update(core=state.pop("0.weight")))
+            module.register_state_dict_post_hook(lambda _module, state, *_: state.update({"a.b": state.pop("core")}))
+        with pytest.raises(
+            InvalidArgument, match=r"x/a\.b: the tree has float32 \[2, 1\], the checkpoint has float32 \[3, 1\]"
+        ):
+            restore(save({"x": renamed[1]}), {"x": renamed[0]})
         with pytest.raises(InvalidArgument, match=r"x: the tree has float32 \[0\], the checkpoint has float32 \[3\]"):
             restore(save({"x": torch.ones(3)}), {"x": torch.zeros(0)})
 

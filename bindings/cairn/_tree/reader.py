@@ -160,6 +160,8 @@ class Reader:
             if part != "_orig_mod":
                 holder = getattr(_plain(holder), part, None)
         holder = _plain(holder)
+        if not isinstance(holder, self._module):
+            return False  # A hook of the module has named it.
         of = type(holder)
         own_way = getattr(of, "_load_from_state_dict", None) is not self._module._load_from_state_dict
         return (

@@ -201,16 +201,16 @@ class Writer:
             raise InvalidArgument(f"{readable(name)}: the tree is deeper than {MAX_DEPTH} levels")
         self._open.add(id(value))
 
-    def _simple(self, children: list[Any], value: Any) -> str | None:
-        """The text of a list, or of a dict with str as keys, whose children are numbers, None and str, all at once: there
+    def _simple(self, children: list[Any], keys: list[str] | None = None) -> str | None:
+        """The text of a list, or of a dict with these keys, whose children are numbers, None and str, all at once: there
         may be millions. None if they are others, or one of them has to be written or refused by itself."""
-        if len(children) <= _FEW or not (kinds := {*map(type, children)}) <= SIMPLE:
+        if len(children) <= _FEW or not SIMPLE.issuperset(map(type, children)):
             return None
-        ints = children if kinds == {int} else [child for child in children if type(child) is int]
+        ints = [child for child in children if type(child) is int]
         if ints and not -(2**63) <= min(ints) <= max(ints) < 2**63:
             return None
         try:
-            text = _json(value)
+            text = _json(children if keys is None else dict(zip(keys, children, strict=True)))
             text.encode()
         except ValueError:  # Of floats that are not finite, and of lone surrogates.
             return None
@@ -219,7 +219,7 @@ class Writer:
     def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
         keys, children = items_of(value, name)
         as_object = not head and _TEXT.issuperset(map(type, keys))
-        if as_object and (simple := self._simple(children, dict(zip(keys, children, strict=True)))) is not None:
+        if as_object and (simple := self._simple(children, keys)) is not None:
             return self._heavy(simple, name)
         self._enter(value, name)
         # In C++ if possible: there may be 100,000 tensors, and the caller waits.
@@ -242,7 +242,7 @@ class Writer:
         children = elements_of(value, name)
         if len(children) <= _FEW and _NUMBERS.issuperset(map(type, children)):
             return f"[{','.join((_quote(tag), *[self.node(child, name) for child in children]))}]"
-        if (simple := self._simple(children, children)) is not None:
+        if (simple := self._simple(children)) is not None:
             return self._heavy(f"[{_quote(tag)},{simple[1:]}", name)
         self._enter(value, name)
         nests = len(self._open) < MAX_DEPTH
