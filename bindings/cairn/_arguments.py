@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ def whole(name: str, value: Any, below: int = _STEPS) -> int:
         number = -1
     if isinstance(value, bool) or not 0 <= number < below:
         raise InvalidArgument(
-            f"{name}: expected a whole number of 0 or more, below 2**{below.bit_length() - 1}, found {value!r}"
+            f"{name}: expected a whole number of 0 or more, below 2**{below.bit_length() - 1}, found {reprlib.repr(value)}"
         )
     return number
 
@@ -43,7 +44,7 @@ def seconds(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not number >= 0:
-        raise InvalidArgument(f"{name}: expected seconds, 0 or more, found {value!r}")
+        raise InvalidArgument(f"{name}: expected seconds, 0 or more, found {reprlib.repr(value)}")
     return number
 
 
@@ -57,26 +58,26 @@ def timeout_of(timeout: Any) -> float | None:
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         said = ", ".join(f'"{one}"' for one in allowed[:-1])
-        raise InvalidArgument(f'{name}: expected {said} or "{allowed[-1]}", found {value!r}')
+        raise InvalidArgument(f'{name}: expected {said} or "{allowed[-1]}", found {reprlib.repr(value)}')
     return str(value)
 
 
 def callback(name: str, call: Any) -> Any:
     if call is not None and not callable(call):
-        raise InvalidArgument(f"{name}: expected a function, found {call!r}")
+        raise InvalidArgument(f"{name}: expected a function, found {reprlib.repr(call)}")
     return call
 
 
 def flag(name: str, value: Any) -> bool:
     """A bool; also numpy's, and a comparison of torch's scalars. Else InvalidArgument."""
     if not isinstance(value, (bool, int)) and getattr(value, "ndim", None) != 0:
-        raise InvalidArgument(f"{name}: expected True or False, found {value!r}")
+        raise InvalidArgument(f"{name}: expected True or False, found {reprlib.repr(value)}")
     return bool(value)
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name}: expected text, found {value!r}")
+        raise InvalidArgument(f"{name}: expected text, found {reprlib.repr(value)}")
     return value
 
 
@@ -84,7 +85,7 @@ def _numbers(name: str, value: Any) -> list[int]:
     try:
         return [whole(name, one, _SMALL) for one in value]
     except TypeError:
-        raise InvalidArgument(f"{name}: expected a list of numbers, found {value!r}") from None
+        raise InvalidArgument(f"{name}: expected a list of numbers, found {reprlib.repr(value)}") from None
 
 
 def _small(name: str, value: Any) -> int:
