@@ -27,7 +27,7 @@ std::string Cut(const std::string& text) {
 }
 
 /// "list of 3", "{...}", or the value itself if it is short. The Python package writes a list as ["list", item, ...],
-/// and other types likewise.
+/// many numbers as ["packed", "list", dtype, base64], and other types likewise.
 std::string SummariseMember(const std::string& name, const nlohmann::json& member) {
   constexpr std::size_t kLongMember = 40;
   const bool typed = member.is_array() && !member.empty() && member[0].is_string();
@@ -35,6 +35,8 @@ std::string SummariseMember(const std::string& name, const nlohmann::json& membe
   std::string text;
   if (type == "list" || type == "tuple" || type == "set" || type == "frozenset") {
     text = fmt::format("{} of {}", type, member.size() - 1);
+  } else if (type == "packed" && member.size() == 4 && member[1].is_string()) {
+    text = fmt::format("{} of numbers", member[1].get<std::string>());
   } else if (member.is_object() || type == "state" || type == "dict" || type == "odict") {
     text = "{...}";
   } else if (member.is_array()) {

@@ -43,6 +43,8 @@ KEPT = {
     "lists": [[], [1], [[]], ["t"], ["dict"], ["int", "0x1"]],
     "long lists": [[0, -0.0, 1.5, True, None, 'é " \\'] * 20, [*range(99), -(2**63), 2**63], [0.5, math.nan] * 40, ["t"] * 40,
                    (*map(str, range(99)),), [[]] * 40, collections.deque(range(99))],
+    "many numbers": [[*range(-3, 3000)], (2**31, *range(1100)), [math.inf, -0.0, math.nan, 0.1] * 300, [True] * 1100,
+                     [2**64, *range(1100)], [1, 0.5] * 600, {"params": [*range(2000)], "t": [[*range(1500)]] * 2}],
     "long dicts": [{str(i): i / 3 for i in range(99)}, {"t": ["t"], **{str(i): None for i in range(99)}},
                    {f"_orig_mod.{i}": 2**i for i in range(99)}],
     "tuples": ((), (1,), (1, (2, "x"))),

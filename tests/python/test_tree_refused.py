@@ -153,11 +153,13 @@ class TestBadText:
         '["dtype","Tensor"]', '["dtype","no_such"]', '["device","???"]', '["size","a"]', "[" * 100 + "]" * 100,
         '{"a":["what"]}',
         '["complex","a",1]', '["counter",1]', '["float","0x1"]', f'["deque",{10**30}]', '["namedtuple","X","a,b",1]',
-        '["namedtuple","X","\ufb01 fi",1,2]', '["dict",1,1,true,2]',
+        '["namedtuple","X","\ufb01 fi",1,2]', '["dict",1,1,true,2]', '["packed","list","<i4","AAAA"]',
+        '["packed","set","<i4","AAAAAA=="]', '["packed","list","<u4","AAAAAA=="]', '["packed","list","<i4",1]',
+        '{"a":["packed","list","<f8","*"]}', '["packed"]',
     ])  # fmt: skip
     def test_a_node_that_no_writer_makes_is_corrupt(self, node):
         with pytest.raises(Corrupt, match="^the checkpoint's tree"):
-            build(f'{{"version":1,"tree":{node}}}', {})
+            build(f'{{"version":4,"tree":{node}}}', {})
 
     def test_no_dtype_imports_a_module(self):
         # In a process of its own: the suite may have imported it already.
@@ -195,8 +197,8 @@ sys.exit(", ".join({*sys.modules} - before) or None)
             names(text)
 
     def test_a_newer_version_is_unsupported(self):
-        with pytest.raises(Unsupported, match="version 3, this Cairn reads 2"):
-            names('{"version":3,"tree":0}')
+        with pytest.raises(Unsupported, match="version 5, this Cairn reads 4"):
+            names('{"version":5,"tree":0}')
 
     def test_a_tensor_that_is_not_there(self):
         text = flatten({"w": torch.zeros(1)}).text

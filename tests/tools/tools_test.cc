@@ -89,8 +89,8 @@ TEST_F(ToolsTest, ShowPrintsNamesShapesAndValues) {
 }
 
 TEST_F(ToolsTest, ShowSummarisesALongValue) {
-  std::string tree =
-      R"({"version":1,"tree":{"model":{"layer":["list",["t"]]},"rates":["list",1,2,3],"step":7,"note":")";
+  std::string tree = R"({"version":1,"tree":{"model":{"layer":["list",["t"]]},"rates":["list",1,2,3],"step":7,)"
+                     R"("ids":["packed","list","<i4","AA=="],"note":")";
   tree += std::string(1000, 'x') + R"("}})";
   WriteCheckpoint(root_, {.step = 3000, .shards = {{.tensors = {weight_}, .values = {{"tree", Json{tree}}}}}});
 
@@ -98,8 +98,8 @@ TEST_F(ToolsTest, ShowSummarisesALongValue) {
   const Ran as_json = Run({"show", root_, "--json"});
 
   EXPECT_EQ(text.code, 0) << text.err;
-  EXPECT_THAT(text.out, HasSubstr("rank 0: tree = note: ..., step: 7, model: {...}, rates: list of 3 "
-                                  "(1.1 KiB of JSON; --json prints it)\n"));
+  EXPECT_THAT(text.out, HasSubstr("rank 0: tree = note: ..., step: 7, ids: list of numbers, model: {...}, "
+                                  "rates: list of 3 (1.1 KiB of JSON; --json prints it)\n"));
   EXPECT_EQ(as_json.parsed()["values"][0]["tree"]["tree"]["step"], 7);
 }
 

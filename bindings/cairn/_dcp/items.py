@@ -7,7 +7,8 @@ array in a value has that. No tensor's fqn is empty. What each rank keeps its ow
 fqn, "/~v~" and the number of the rank.
 
 **Text.** The rank's typed value "dcp", one JSON object:
-  version   1, or 2 if a value needs version 2 of `_tree`, or "dtypes" has an item, or 3 if "own" has one
+  version   1, or 2 if a value needs version 2 of `_tree`, or "dtypes" has an item, or 3 if "own" has one, or 4 if a value
+            needs version 4 of `_tree`
   paths     fqn -> its place in the state dict: keys and positions
   values    fqn -> its node, as `_tree` writes it; an array in it is a tensor named by the fqn, "/~v" and its path, or of
             a value that is this rank's own by the fqn, "/~v~", the number of the rank and its path
@@ -31,6 +32,8 @@ from .. import _core
 from .._errors import Corrupt, InvalidArgument, Unsupported, counted
 from .._ranks.replicas import matches
 from .._tree import Stored, values
+from .._tree.packed import VERSION as PACKED
+from .._tree.packed import unpack
 from .._tree.paths import is_unicode, kind_name
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name
@@ -51,7 +54,7 @@ from .plain_values import (
 )
 
 T = TypeVar("T")
-_VERSION = 3
+_VERSION = PACKED
 _LISTED = 8
 
 
@@ -172,9 +175,9 @@ class Items:
         ):
             dtypes = {piece.fqn: dtype_name(piece.fqn, piece.tensor) for piece in self.pieces}
             rest["dtypes"] = {fqn: dtype for fqn, dtype in dtypes.items() if dtype in AS_BYTES}
-        version = 2 if "dtypes" in rest else writer.version
+        version = max(writer.version, 2 if "dtypes" in rest else 1, 3 if self.own else 1)
         if self.own:
-            version, rest["own"] = 3, sorted(self.own)
+            rest["own"] = sorted(self.own)
         text = json.dumps(rest, separators=(",", ":"))
         return f'{{"version":{version},"values":{{{",".join(nodes)}}},{text[1:]}'
 
@@ -326,12 +329,14 @@ def _text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> _Text:
             case {"version": int(version)} if version > _VERSION:
                 raise Unsupported(f"{details['path']}: DCP items of version {version}, this Cairn reads {_VERSION}")
             case {
-                "version": int(),
+                "version": int(version),
                 "paths": dict(paths),
                 "values": dict(nodes),
                 "pickled": list(pickled),
                 "tied": ties,
             }:
+                if version == PACKED:
+                    unpack(nodes)
                 return _Text(
                     {fqn: path_of(path) for fqn, path in paths.items()},
                     nodes,

@@ -6,7 +6,7 @@ and None are spelled out. A str key that would read as one of those, the empty o
 reserves) gets the prefix "~s". A tree that is itself one tensor is named "~t"; "~m" is an OrderedDict's `_metadata`.
 Names are injective: two leaves never share one.
 
-**Text.** `{"version":1,"tree":NODE}`, or 2 if it has nodes marked so, compact, at most 64 levels, where NODE is
+**Text.** `{"version":1,"tree":NODE}`, or 2 or 4 if it has nodes marked so, compact, at most 64 levels, where NODE is
 
 | value                                  | node |
 |----------------------------------------|------|
@@ -20,6 +20,7 @@ Names are injective: two leaves never share one.
 | dict with str keys only; other dict    | `{"key":NODE,...}`; `["dict",KEY,NODE,KEY,NODE,...]` |
 | OrderedDict; Counter                   | `["odict",METADATA or null,KEY,NODE,...]`; `["counter",KEY,NODE,...]` |
 | list; tuple; torch.Size                | `["list",NODE,...]`; `["tuple",...]`; `["size",...]` |
+| 1,024 floats, or ints of 64 bits, and more, in a list or tuple (4) | `["packed","list","<i4","base64"]`; "<i8"; "<f8" |
 | set; frozenset                         | `["set",NODE,...]`; `["frozenset",...]`, sorted by text |
 | namedtuple                             | `["namedtuple","Class","field field",NODE,...]` |
 | Enum member                            | `["enum","Class","NAME"]` |

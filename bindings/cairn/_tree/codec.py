@@ -13,6 +13,8 @@ from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert, is_lossless
 from .optimizers import Beside, Fit, fit_text
+from .packed import VERSION as _PACKED
+from .packed import unpack
 from .parameters import TreeModules, modules_in
 from .paths import MAX_DEPTH, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
@@ -20,7 +22,7 @@ from .schedulers import classes_of, unlike_class, unlike_groups
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
-_VERSION = 2
+_VERSION = _PACKED
 # What json.loads returns for each ["t"], a torch tensor, of which there may be 100,000. One list for all of them: the
 # garbage collector would visit each list several times. Nothing changes it.
 _TENSOR = ["t"]
@@ -292,6 +294,11 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], di
         level = [n for n in level if n is not _TENSOR]
     if level:
         raise Corrupt(f"the checkpoint's tree: deeper than {MAX_DEPTH} levels")
+    if version == _PACKED:
+        try:
+            unpack([tree])
+        except ValueError as error:
+            raise Corrupt(f"the checkpoint's tree: {error}") from error
     if not isinstance(classes, dict) or not all(isinstance(one, str) for one in classes.values()):
         raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
     if not isinstance(parameters, dict) or not all(_is_text(names) for names in parameters.values()):

@@ -17,6 +17,8 @@ from .._errors import InvalidArgument
 from . import values
 from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .optimizers import optimizer_of
+from .packed import VERSION as PACKED
+from .packed import pack
 from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, noted, part_of, readable
 from .schedulers import classes_of
 from .taken import elements_of, items_of
@@ -97,7 +99,7 @@ class Writer:
         self.modules: list[tuple[str, Any]] = []  # torch's, with their paths; and their state dicts.
         self.states: list[Any] = []
         self._heavies: list[tuple[int, str]] = []  # Long texts, and what they are of.
-        self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks.
+        self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks, PACKED if it has those.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
         self._tensor_types: frozenset[type] = frozenset()
@@ -191,7 +193,7 @@ class Writer:
         )
 
     def _later(self, text: str) -> str:
-        self.version = 2
+        self.version = max(self.version, 2)
         return text
 
     def _enter(self, value: Any, name: str) -> None:
@@ -242,6 +244,9 @@ class Writer:
         children = elements_of(value, name)
         if len(children) <= _FEW and _NUMBERS.issuperset(map(type, children)):
             return f"[{','.join((_quote(tag), *[self.node(child, name) for child in children]))}]"
+        if (packed := pack(tag, children)) is not None:
+            self.version = PACKED
+            return self._heavy(packed, name)
         if (simple := self._simple(children)) is not None:
             return self._heavy(f"[{_quote(tag)},{simple[1:]}", name)
         self._enter(value, name)
