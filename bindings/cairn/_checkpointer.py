@@ -201,7 +201,7 @@ class Checkpointer(Saving, Restoring, Catalog):
             log_waiting(self.root, open_timeout)
         try:
             open_core = partial(open_with_current_gpu, **options, group=self._ranks.core)
-            self._core = self._ranks.together("open", partial(with_hints, open_core))
+            self._core = self._ranks.together("open", partial(with_hints, open_core, alone=group is None))
         except BaseException:
             self._ranks.close()
             raise

@@ -20,6 +20,8 @@ T = TypeVar("T")
 _log = logging.getLogger("cairn")
 _LOCK = ".lock"  # See src/store/names.h.
 _WRITER = ".writer"
+# What torchrun, Open MPI, other MPIs and SLURM tell each rank.
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def close_earlier(root: str) -> None:
@@ -60,8 +62,8 @@ def open_with_current_gpu(**options: Any) -> _core.Checkpointer:
     return core
 
 
-def with_hints(call: Callable[[], T]) -> T:
-    """Opens; an error says how to go on if the root is open already."""
+def with_hints(call: Callable[[], T], alone: bool) -> T:
+    """Opens; an error says how to go on if the root is open already. `alone`: no group was given."""
     try:
         return call()
     except FailedPrecondition as error:
@@ -69,6 +71,11 @@ def with_hints(call: Callable[[], T]) -> T:
             raise
         if error.detail == OPEN_IN_THIS_PROCESS:
             way_out = "close() that Checkpointer first, or give exist_ok=True, which does so"
+        elif alone and (ranks := _ranks_of_job()):
+            way_out = (
+                f"this process is one rank of {ranks}: give each rank's Checkpointer the group (group=, as "
+                "torch.distributed.group.WORLD), so that they write one checkpoint together, or a root of its own"
+            )
         elif _is_worker():
             way_out = (
                 "multiprocessing started this process (for a DataLoader's worker, say), and it runs the main script "
@@ -77,6 +84,17 @@ def with_hints(call: Callable[[], T]) -> T:
         else:
             way_out = "end that process first, or give take_over=True"
         raise error.with_text(f"{error}: {way_out}") from None
+
+
+def _ranks_of_job() -> int:
+    """How many ranks this process is one of, by torch.distributed or by what its launcher says; 0 if it is none."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+    else:
+        said = next((os.environ[name] for name in _WORLD_SIZES if name in os.environ), "")
+        ranks = int(said) if said.isdecimal() else 0
+    return ranks if ranks > 1 else 0
 
 
 def _is_worker() -> bool:

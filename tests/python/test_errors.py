@@ -148,7 +148,9 @@ checkpointer.close()
 """
 
 
-def test_it_says_at_once_that_it_waits_for_another_process(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_says_at_once_that_it_waits_for_another_process(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     small: dict[str, Any] = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
     other = subprocess.Popen(
@@ -157,6 +159,10 @@ def test_it_says_at_once_that_it_waits_for_another_process(root: Path, caplog: p
     assert other.stdin and other.stdout and other.stdout.readline() == "open\n"
     with pytest.raises(cairn.FailedPrecondition, match=rf"in process {other.pid}: end that process.*take_over=True"):
         cairn.Checkpointer(root, open_timeout=0, **small)
+    with monkeypatch.context() as torchrun:
+        torchrun.setenv("WORLD_SIZE", "8")
+        with pytest.raises(cairn.FailedPrecondition, match=r"one rank of 8: give each rank's Checkpointer the group"):
+            cairn.Checkpointer(root, open_timeout=0, **small)
     assert caplog.text == ""
 
     class LetGo(logging.Handler):
