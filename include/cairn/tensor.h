@@ -71,10 +71,12 @@ struct TensorPart {
 struct TensorView {
   void* data = nullptr;  ///< The first element. Null only if the tensor has no elements.
   DType dtype = DType::kF32;
-  std::vector<std::int64_t> shape = {};    ///< In elements; empty for a scalar.
-  std::vector<std::int64_t> strides = {};  ///< In elements, none negative; empty means contiguous, row-major.
+  std::vector<std::int64_t> shape = {};  ///< In elements; empty for a scalar.
+  /// In elements; empty means contiguous, row-major. In CPU memory elements may share memory, as those of an expanded
+  /// tensor, or run backwards: such a view can be saved, not restored into.
+  std::vector<std::int64_t> strides = {};
   DeviceId device = {};
-  /// Size of the memory at `data`; 0 means unknown. If it is known, a view that reaches beyond it is refused.
+  /// Size of the memory from `data` on; 0 means unknown. If it is known, a view that reaches beyond it is refused.
   std::uint64_t bytes = 0;
   std::optional<TensorPart> part = std::nullopt;
 };
@@ -109,8 +111,8 @@ class State {
   State& operator=(State&&) noexcept;
 
   /// Adds a tensor. InvalidArgument, and no change, if the name is empty, not UTF-8, "__metadata__" or already used, or
-  /// if the view is inconsistent: shape and strides of different lengths, negative extents, overlapping elements, null
-  /// data.
+  /// if the view is inconsistent: shape and strides of different lengths, negative extents, null data, elements of a
+  /// GPU that share memory or run backwards.
   Status Add(std::string name, TensorView view);
   /// Sets or replaces a value. InvalidArgument if the name is not UTF-8, a double is not finite, or a text is not JSON.
   Status Set(std::string name, Value value);

@@ -19,10 +19,11 @@ bool MultiplyInto(std::uint64_t& product, std::uint64_t factor) {
   return !__builtin_mul_overflow(product, factor, &product) && product <= kMaxBytes;
 }
 
-// Conservative: sorted by stride, each dimension must step over all those inside it.
-bool Overlaps(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
+// Whether elements share memory, or run backwards. Conservative: sorted by stride, each dimension must step over all
+// those inside it.
+bool HasSharedElements(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
   std::vector<std::pair<std::int64_t, std::int64_t>> dimensions;  // {stride, size}
-  for (std::size_t d = 0; d < shape.size(); ++d) {
+  for (std::size_t d = 0; d < strides.size(); ++d) {
     if (shape[d] > 1) dimensions.emplace_back(strides[d], shape[d]);
   }
   std::sort(dimensions.begin(), dimensions.end());
@@ -46,6 +47,7 @@ Status CheckView(const std::string& name, const TensorView& view) {
   std::uint64_t bytes = DTypeSize(view.dtype);
   std::uint64_t span = bytes;  // From the first element to the end of the last.
   bool empty = false;
+  bool backwards = false;
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
     if (view.shape[d] < 0) return invalid(fmt::format("negative extent in shape [{}]", fmt::join(view.shape, ", ")));
     empty = empty || view.shape[d] == 0;
@@ -56,10 +58,12 @@ Status CheckView(const std::string& name, const TensorView& view) {
       return invalid(fmt::format("shape [{}] has more than 2^62 bytes", fmt::join(view.shape, ", ")));
     }
     if (view.strides.empty() || empty) continue;
-    if (view.strides[d] < 0) return invalid(fmt::format("negative stride in [{}]", fmt::join(view.strides, ", ")));
+    backwards = backwards || (view.strides[d] < 0 && view.shape[d] > 1);
     auto step = static_cast<std::uint64_t>(view.shape[d] - 1);
-    if (!MultiplyInto(step, static_cast<std::uint64_t>(view.strides[d])) ||
-        !MultiplyInto(step, DTypeSize(view.dtype)) || __builtin_add_overflow(span, step, &span) || span > kMaxBytes) {
+    // Of the least of 64 bits, which has no positive counterpart, this is right too.
+    const auto stride = static_cast<std::uint64_t>(view.strides[d]);
+    if (!MultiplyInto(step, view.strides[d] < 0 ? 0 - stride : stride) || !MultiplyInto(step, DTypeSize(view.dtype)) ||
+        __builtin_add_overflow(span, step, &span) || span > kMaxBytes) {
       return invalid(fmt::format("strides [{}] span more than 2^62 bytes", fmt::join(view.strides, ", ")));
     }
   }
@@ -68,9 +72,9 @@ Status CheckView(const std::string& name, const TensorView& view) {
   if (!empty && view.bytes != 0 && span > view.bytes) {
     return invalid(fmt::format("the view spans {} bytes, but its memory holds {}", span, view.bytes));
   }
-  if (!empty && !view.strides.empty() && Overlaps(view.shape, view.strides)) {
-    return invalid(fmt::format("elements overlap: shape [{}], strides [{}]; make it contiguous first",
-                               fmt::join(view.shape, ", "), fmt::join(view.strides, ", ")));
+  if (backwards && view.bytes != 0) {
+    return invalid(fmt::format("strides [{}] lead to before its memory, which begins at its first element",
+                               fmt::join(view.strides, ", ")));
   }
   if (view.part) {
     const TensorPart& part = *view.part;
@@ -127,7 +131,15 @@ Status TensorTable::Add(std::string name, TensorView view) {
                     .device = view.device,
                     .layout = MakeStridedLayout(view.data, DTypeSize(view.dtype), view.shape, view.strides),
                     .part = std::move(view.part)};
+  entry.save_only = entry.bytes() != 0 && HasSharedElements(view.shape, view.strides);
   entry.shape = std::move(view.shape);
+  if (entry.save_only && entry.device.kind != DeviceKind::kCpu) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "tensor \"{}\": its elements share memory or run backwards: shape [{}], strides [{}]; make it contiguous "
+        "first",
+        entry.name, fmt::join(entry.shape, ", "), fmt::join(view.strides, ", "));
+  }
   if (entry.bytes() != 0) {
     const auto [first, last] = by_address_.equal_range(view.data);
     for (auto it = first; it != last; ++it) {

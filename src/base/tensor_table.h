@@ -35,6 +35,8 @@ struct TensorEntry {
   /// CPU memory that a GPU's streams may still write when Save is called: pinned or managed. It is read once they have
   /// come to the call, however small it is.
   bool written_by_streams = false;
+  /// Its elements share memory, as those of an expanded tensor, or run backwards: it cannot be restored into.
+  bool save_only = false;
 
   [[nodiscard]] bool is_alias() const { return alias_of != kNoAlias; }
   [[nodiscard]] std::uint64_t bytes() const { return layout.bytes; }

@@ -319,6 +319,14 @@ class Matcher {
 Result<MatchedTensors> MatchTensors(std::span<const SavedShard> shards, std::uint64_t rank, const TensorTable& table,
                                     const RestoreOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> wanted, SelectEntries(table, options.names));
+  for (const std::uint32_t i : wanted) {
+    if (!table[i].save_only) continue;
+    return Error(
+        StatusCode::kInvalidArgument,
+        "tensor {}: its elements share memory or run backwards, so it can be saved, not restored into: give it "
+        "memory of its own",
+        Quoted(table[i].name));
+  }
   Matcher matcher(shards, rank, table, options.allow_missing);
   for (const std::uint32_t i : wanted) matcher.Match(i);
   return std::move(matcher).Finish();

@@ -1,6 +1,8 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <numeric>
 
 #include "cairn/cairn.h"
 #include "support/tensors.h"
@@ -67,6 +69,60 @@ TEST(RoundTrip, IsExactAroundABlockBoundary) {
     shard.close();
     EXPECT_EQ((*checkpointer)->Verify(Latest()).code(), StatusCode::kCorrupt) << bytes;
   }
+}
+
+TEST(RoundTrip, ElementsThatShareMemoryOrRunBackwardsAreSavedAndNotRestoredInto) {
+  constexpr std::int64_t kMany = 300'000;
+  std::vector<std::int32_t> memory(kMany + 10);
+  std::iota(memory.begin(), memory.end(), 0);
+  struct Case {
+    std::string name;
+    std::int64_t first;
+    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> strides;
+  };
+  const std::vector<Case> cases = {{"expanded", 7, {kMany}, {0}},
+                                   {"expanded rows", 0, {5, kMany}, {0, 1}},
+                                   {"windows", 0, {10, kMany}, {1, 1}},
+                                   {"reversed", kMany - 1, {kMany}, {-1}},
+                                   {"reversed rows", kMany - 10, {kMany / 10, 10}, {-10, 1}},
+                                   {"small", 3, {2, 2}, {0, -1}}};
+  State state;
+  for (const Case& one : cases) {
+    const TensorView view{.data = &memory[one.first], .dtype = DType::kI32, .shape = one.shape, .strides = one.strides};
+    ASSERT_TRUE(state.Add(one.name, view).ok()) << one.name;
+  }
+  const TempDir dir;
+  auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB});
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  auto save = (*checkpointer)->Save(1, state);
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(save->WaitDurable().ok()) << save->status();
+
+  State fresh;
+  std::vector<std::vector<std::int32_t>> restored;
+  for (const Case& one : cases) {
+    std::int64_t elements = 1;
+    for (const std::int64_t size : one.shape) elements *= size;
+    restored.emplace_back(elements);
+    ASSERT_TRUE(fresh.Add(one.name, {.data = restored.back().data(), .dtype = DType::kI32, .shape = one.shape}).ok());
+  }
+  ASSERT_TRUE((*checkpointer)->Restore(Latest(), fresh).ok());
+
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Case& one = cases[i];
+    for (std::size_t at = 0; at < restored[i].size(); ++at) {
+      std::int64_t element = one.first;
+      auto left = static_cast<std::int64_t>(at);
+      for (std::size_t d = one.shape.size(); d-- > 0; left /= one.shape[d]) {
+        element += left % one.shape[d] * one.strides[d];
+      }
+      ASSERT_EQ(restored[i][at], memory[element]) << one.name << " " << at;
+    }
+  }
+  const Status into = (*checkpointer)->Restore(Latest(), state).status();
+  EXPECT_EQ(into.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(into.message(), ::testing::HasSubstr("tensor \"expanded\": its elements share memory or run backwards"));
 }
 
 }  // namespace

@@ -130,6 +130,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "scalar": lambda: torch.tensor(3.5),
     "empty": lambda: torch.empty(0, 4),
     "expanded": lambda: torch.arange(4.0).reshape(4, 1).expand(4, 6),
+    "windows": lambda: torch.arange(9.0).as_strided((4, 6), (1, 1)),
     "transposed": lambda: torch.arange(12.0).reshape(3, 4).t(),
     "channels_last": lambda: torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "sliced": lambda: torch.arange(40.0).reshape(5, 8)[1:4, 2:7:2],

@@ -32,6 +32,7 @@ _NUMPY = {
     "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
 }  # fmt: skip
 _FROM_NUMPY = {code: name for name, code in _NUMPY.items()} | {"<c16": "complex128"}
+_MOST_COPIED = 4 << 20  # Bytes of CPU tensors that one save copies because the engine cannot read them as they are.
 _from_torch: dict[Any, str] = {}  # Filled once torch is imported: its dtypes are objects.
 _torch_reader: _core.TorchReader | None = None
 
@@ -79,12 +80,38 @@ class TensorCollector:
         # The tensors, and what else the dicts with them hold: keys and values below each prefix.
         self.given = self.core.given
         self.kept: list[Any] = [self.given]  # What the engine reads: it must live until the save is captured.
+        self._copied = 0  # Bytes of the copies among them.
 
     def add(self, name: str, tensor: Any, part: _core.Part | None = None) -> None:
         self.given.append(("", [name], [tensor]))
-        before = len(self.kept)
-        view = describe(name, tensor, self.kept)
-        self.core.add(view, part, tensor if len(self.kept) == before else None)
+        copy = self._plain(name, tensor)
+        self.core.add(describe(name, tensor if copy is None else copy), part, tensor if copy is None else None)
+
+    def _plain(self, name: str, tensor: Any) -> Any:
+        """A copy of what the engine cannot read as it is, or None."""
+        dtype = dtype_name(name, tensor)
+        if (why := _unlike_memory(tensor)) is None:
+            return None
+        is_torch = _is_torch(tensor)
+        if not is_torch or tensor.device.type == "cpu":
+            self._copied += tensor.nbytes
+            if self._copied > _MOST_COPIED:
+                way_out = "its resolve_conj().resolve_neg()" if is_torch else "numpy.ascontiguousarray() of it"
+                raise InvalidArgument(
+                    f'tensor "{name}": {why}; such tensors are copied in the call, outside of host_memory, at most '
+                    f"{_MOST_COPIED >> 20} MiB in all, and it has {tensor.nbytes:,} bytes: save {way_out}"
+                )
+        if not is_torch:
+            copy = tensor.copy(order="C")
+            self.kept.append(copy)
+            return copy
+        _memory.check(name, tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            copy = tensor.resolve_conj().resolve_neg()
+        else:  # torch copies no narrow integers, but their bytes.
+            copy = (tensor.view(sys.modules["torch"].uint8) if AS_BYTES.get(dtype) == 1 else tensor).contiguous()
+        self.kept.append(copy)
+        return copy
 
     def state_of(self, holder: Any) -> Any:
         return state_without_races(holder)
@@ -175,21 +202,29 @@ def stored(tensor: Any) -> Stored:
     return Stored(dtype_name("", tensor), tuple(tensor.shape))
 
 
-def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
-    """The engine's view of a tensor. Some tensors must be copied first (conjugated or negated views, elements that
-    share memory). The copies are appended to `keep`, which must live until the save is captured. Of strided CUDA
-    tensors the engine refuses those that their GPU cannot copy."""
+def _unlike_memory(tensor: Any) -> str | None:
+    """Why the engine cannot read the tensor as it lies in memory; None if it can. Of strided CUDA tensors it refuses those
+    that their GPU cannot copy."""
     if not _is_torch(tensor):
-        return _describe_array(name, tensor, keep)
+        size = tensor.dtype.itemsize
+        odd = any(stride % size for stride, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1)
+        return "its elements lie at odd distances" if odd else None
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is lazily conjugated or negated"
+    if tensor.is_cuda and not tensor.is_contiguous() and _overlaps(tensor.shape, tensor.stride()):
+        return "its elements share memory"
+    return None
+
+
+def describe(name: str, tensor: Any) -> Tensor:
+    """The engine's view of a tensor that is not unlike its memory."""
+    if not _is_torch(tensor):
+        size = tensor.dtype.itemsize
+        strides = tuple(stride // size for stride in tensor.strides)
+        shape = tuple(tensor.shape)
+        return name, tensor.ctypes.data, *as_bytes(dtype_name(name, tensor), shape, strides), -1, 0
     dtype = dtype_name(name, tensor)
     _memory.check(name, tensor)
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-        keep.append(tensor)
-    if not tensor.is_contiguous() and _overlaps(tensor.shape, tensor.stride()):
-        # torch copies no narrow integers, but their bytes.
-        tensor = (tensor.view(sys.modules["torch"].uint8) if AS_BYTES.get(dtype) == 1 else tensor).contiguous()
-        keep.append(tensor)
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise Unsupported(f'tensor "{name}": expected it on cpu or cuda, found {device}')
@@ -211,18 +246,9 @@ def as_bytes(dtype: str, shape: tuple[int, ...], strides: Any) -> tuple[str, tup
     return "U8", (*shape, size), (*(stride * size for stride in strides), 1)
 
 
-def _describe_array(name: str, array: Any, keep: list[Any]) -> Tensor:
-    dtype = dtype_name(name, array)
-    size = array.dtype.itemsize
-    if any(stride < 0 or stride % size for stride in array.strides) or _overlaps(array.shape, array.strides):
-        array = array.copy(order="C")
-        keep.append(array)
-    strides = tuple(stride // size for stride in array.strides)
-    return name, array.ctypes.data, *as_bytes(dtype, tuple(array.shape), strides), -1, 0
-
-
 def _overlaps(shape: Any, strides: Any) -> bool:
-    """Whether two elements may share memory. Exact for broadcast tensors; for others it may be true needlessly."""
+    """Whether two elements may share memory, or run backwards. Exact for broadcast tensors; for others it may be true
+    needlessly."""
     if 0 in shape:
         return False
     reach = 0
@@ -235,14 +261,19 @@ def _overlaps(shape: Any, strides: Any) -> bool:
 
 def target_view(name: str, tensor: Any) -> Tensor:
     """The view of a tensor to restore into. InvalidArgument if that cannot be done in place."""
-    keep: list[Any] = []
-    view = describe(name, tensor, keep)
-    if keep or (not _is_torch(tensor) and not tensor.flags.writeable):
+    dtype_name(name, tensor)
+    if is_torch := _is_torch(tensor):
+        _memory.check(name, tensor)
+    if (
+        _unlike_memory(tensor) is not None
+        or _overlaps(tensor.shape, tensor.stride() if is_torch else tensor.strides)
+        or not (is_torch or tensor.flags.writeable)
+    ):
         raise InvalidArgument(
             f'tensor "{name}" cannot be restored in place: its elements share memory or run backwards, or it is read-only '
             "or lazily conjugated or negated"
         )
-    return view
+    return describe(name, tensor)
 
 
 def memory_view(name: str, tensor: Any, where: str) -> Tensor | None:
