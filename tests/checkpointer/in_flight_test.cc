@@ -164,7 +164,7 @@ TEST_F(TwoRanks, YoungerSaveWritesOneChunkAtATimeWhileTheCoordinatorCommits) {
 // Otherwise the index and the manifest would wait behind what the coordinator submits until the last rank is done.
 TEST_F(TwoRanks, YoungerSaveWritesOneChunkAtATimeWhileTheCoordinatorWaitsForARank) {
   std::promise<void> sealed;
-  plans_[0]->CallAfter({.op = IoOp::kFsync, .path = "shard-", .nth = 1},
+  plans_[0]->CallAfter({.op = IoOp::kClose, .path = "shard-", .nth = 1},
                        [&](const SeenOperation&) { sealed.set_value(); });
   const FaultGate late = plans_[1]->Hold({.op = IoOp::kFsync, .path = "shard-", .nth = 1});
   SaveOnAll(1, older_);

@@ -245,6 +245,68 @@ TEST(Pipeline, BothLanesCopyChunksWhileStagingSlotsAreUsedAgain) {
   EXPECT_EQ(counting->to_host[2], 0);
 }
 
+/// Its first lane is full until MakeRoom(), and its streams may write all CPU memory.
+class FullLane final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  [[nodiscard]] bool HasRoom(int lane) const override {
+    return (lane != 0 || room_) && ForwardingDevice::HasRoom(lane);
+  }
+  [[nodiscard]] bool IsWrittenByStreams(const std::byte* /*at*/) const override { return true; }
+  void WakeOnRoom(std::weak_ptr<const std::function<void()>> wake) override {
+    wake_ = wake;
+    ForwardingDevice::WakeOnRoom(std::move(wake));
+  }
+  void MakeRoom() {
+    room_ = true;
+    if (const auto wake = wake_.lock()) (*wake)();
+  }
+
+ private:
+  std::atomic<bool> room_ = false;
+  std::weak_ptr<const std::function<void()>> wake_;
+};
+
+// The older save's first chunk waits for room on the first lane, and its second one behind that. The second lane has
+// room: the younger's wait for its stream would come before the second chunk there.
+TEST(Pipeline, AYoungerSaveIsNotEnqueuedBeforeAnOlderOneThatWaitsForRoom) {
+  const TempDir dir;
+  ModelGpu gpu;
+  const auto plan = FaultPlan::Make();
+  std::shared_ptr<FullLane> lanes;
+  Wiring wiring = gpu.Wire();
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  wiring.devices = [make = wiring.devices,
+                    &lanes](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
+    lanes = std::make_shared<FullLane>(make(workers)->front());
+    return std::vector<std::shared_ptr<Device>>{lanes};
+  };
+  Options options = SmallOptions(dir);
+  options.host_memory_bytes = 8_MiB;
+  const FaultGate shard = plan->Hold({.op = IoOp::kOpen, .path = "shard-", .nth = 2});
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(2, 1_MiB / sizeof(float), kModelGpu);
+  Tensors next = Tensors::Many(1, 1_MiB / sizeof(float), kModelGpu);
+  std::vector<float> on_cpu(1_MiB / sizeof(float));
+  ASSERT_TRUE(next.state().Add("cpu", {.data = on_cpu.data(), .shape = {1_MiB / sizeof(float)}}).ok());
+  const Stream stream = gpu.device().MakeStream();
+  std::promise<void> kernel_may_end;
+  gpu.device().Launch(stream, [ended = kernel_may_end.get_future().share()] { ended.wait(); });
+
+  const auto older = (*checkpointer)->Save(1, tensors.state());
+  ASSERT_TRUE(older.ok()) << older.status();
+  const auto younger = (*checkpointer)->Save(2, next.state(), {.streams = {stream}});
+  ASSERT_TRUE(younger.ok()) << younger.status();
+  ASSERT_TRUE(shard.WaitHeld(Deadline::In(kPatience)));  // The younger has been laid out, and could have enqueued.
+  shard.Release();
+  lanes->MakeRoom();
+
+  EXPECT_EQ(older->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  kernel_may_end.set_value();
+  EXPECT_EQ(younger->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+}
+
 // Chunks that hold tensors of both: the GPU's part is staged, the CPU's part goes to the pool.
 TEST(Pipeline, StagesTheGpusPartOfAMixedState) {
   const TempDir dir;

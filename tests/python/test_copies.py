@@ -57,4 +57,6 @@ def test_what_must_be_copied_is_counted(make: Make, name: str) -> None:
     with pytest.raises(InvalidArgument, match=rf'^tensor "b": .*{why}; such tensors are copied .* 4 MiB in all'):
         checkpointer.save(2, {"a": small, "b": large})
 
-    assert numpy.array_equal(checkpointer.load()["b"], small.resolve_conj().resolve_neg() if name != "packed" else small)
+    assert numpy.array_equal(
+        checkpointer.load()["b"], small.resolve_conj().resolve_neg() if name != "packed" else small
+    )
