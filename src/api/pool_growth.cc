@@ -41,17 +41,16 @@ bool PoolGrowth::growing() const {
 }
 
 bool PoolGrowth::End(Deadline deadline) {
-  pool_.StopGrowing();
   {
-    MutexLock lock(mutex_);
-    ending_ = true;
-    changed_.NotifyAll();
-    while (!ended_ && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
-    if (ended_) return true;
+    MutexLock lock(event_mutex_);
+    on_event_ = nullptr;
   }
-  MutexLock lock(event_mutex_);
-  on_event_ = nullptr;
-  return false;
+  pool_.StopGrowing();
+  MutexLock lock(mutex_);
+  ending_ = true;
+  changed_.NotifyAll();
+  while (!ended_ && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+  return ended_;
 }
 
 void PoolGrowth::Run() {
@@ -98,10 +97,6 @@ void PoolGrowth::Grow(std::uint64_t state_bytes, Severity severity) {
 }
 
 void PoolGrowth::Notify(const Event& event) {
-  {
-    MutexLock lock(mutex_);
-    if (ending_) return;
-  }
   MutexLock lock(event_mutex_);
   if (on_event_) on_event_(event);
 }
