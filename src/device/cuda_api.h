@@ -161,6 +161,7 @@ struct CUDA_MEMCPY2D {
 inline constexpr unsigned int kMemHostRegisterPortable = 1;
 inline constexpr unsigned int kMemHostRegisterDeviceMap = 2;
 /// CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+inline constexpr unsigned int kMemAttachGlobal = 1;
 inline const CUstream kLegacyStream = reinterpret_cast<CUstream>(1);     // NOLINT(performance-no-int-to-ptr)
 inline const CUstream kPerThreadStream = reinterpret_cast<CUstream>(2);  // NOLINT(performance-no-int-to-ptr)
 
@@ -186,6 +187,7 @@ using PFN_cuMemAlloc_v3020 = CUresult (*)(CUdeviceptr* memory, std::size_t bytes
 using PFN_cuMemFree_v3020 = CUresult (*)(CUdeviceptr memory);
 using PFN_cuMemHostRegister_v6050 = CUresult (*)(void* memory, std::size_t bytes, unsigned int flags);
 using PFN_cuMemHostUnregister_v4000 = CUresult (*)(void* memory);
+using PFN_cuMemAllocManaged_v6000 = CUresult (*)(CUdeviceptr* memory, std::size_t bytes, unsigned int flags);
 using PFN_cuPointerGetAttributes_v7000 = CUresult (*)(unsigned int count, CUpointer_attribute* attributes,
                                                       void** values, CUdeviceptr at);
 using PFN_cuMemcpyAsync_v4000 = CUresult (*)(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream);

@@ -73,6 +73,7 @@ SAME_TYPE(::CUDA_MEMCPY2D, ::cairn::CUDA_MEMCPY2D);
 
 static_assert(std::is_same_v<::CUdevice, CUdevice> && std::is_same_v<::CUdeviceptr, CUdeviceptr>);
 static_assert(std::is_same_v<::cuuint32_t, cuuint32_t> && sizeof(::cuuint64_t) == sizeof(cuuint64_t));
+static_assert(static_cast<unsigned int>(CU_MEM_ATTACH_GLOBAL) == kMemAttachGlobal);
 static_assert(CU_MEMHOSTREGISTER_PORTABLE == kMemHostRegisterPortable);
 static_assert(CU_MEMHOSTREGISTER_DEVICEMAP == kMemHostRegisterDeviceMap);
 
@@ -202,6 +203,7 @@ SAME_FUNCTION(PFN_cuThreadExchangeStreamCaptureMode_v10010);
 SAME_FUNCTION(PFN_cuMemGetInfo_v3020);
 SAME_FUNCTION(PFN_cuMemAlloc_v3020);
 SAME_FUNCTION(PFN_cuMemFree_v3020);
+SAME_FUNCTION(PFN_cuMemAllocManaged_v6000);
 SAME_FUNCTION(PFN_cuMemHostRegister_v6050);
 SAME_FUNCTION(PFN_cuMemHostUnregister_v4000);
 SAME_FUNCTION(PFN_cuPointerGetAttributes_v7000);

@@ -33,7 +33,8 @@ bool FindAll(CudaTestFunctions& functions) {
          Find(get, "cuGraphDestroy", 10000, &functions.graph_destroy) &&
          Find(get, "cuStreamWaitValue32", 11070, &functions.stream_wait_value) &&
          Find(get, "cuStreamWriteValue32", 11070, &functions.stream_write_value) &&
-         Find(get, "cuMemsetD8Async", 3020, &functions.memset_async);
+         Find(get, "cuMemsetD8Async", 3020, &functions.memset_async) &&
+         Find(get, "cuMemAllocManaged", 6000, &functions.mem_alloc_managed);
 }
 
 CUdeviceptr Address(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
@@ -141,6 +142,16 @@ MutableBytes CudaUnderTest::MakeHostMemory(std::uint64_t bytes) {
   EXPECT_EQ(device_->PinMemory(memory), Status::Ok());
   pinned_.push_back(memory);
   return memory.first(bytes);
+}
+
+MutableBytes CudaUnderTest::MakeManagedMemory(std::uint64_t bytes) {
+  CUdeviceptr at = 0;
+  EXPECT_EQ(context_.Run([&] {
+    return context_.Check(functions_.mem_alloc_managed(&at, bytes, kMemAttachGlobal), "managed memory");
+  }),
+            Status::Ok());
+  tensors_.push_back(at);
+  return {reinterpret_cast<std::byte*>(at), bytes};
 }
 
 Stream CudaUnderTest::MakeStream(unsigned int flags) {

@@ -19,6 +19,7 @@ struct CudaTestFunctions {
   PFN_cuStreamWaitValue32_v11070 stream_wait_value = nullptr;
   PFN_cuStreamWriteValue32_v11070 stream_write_value = nullptr;
   PFN_cuMemsetD8Async_v3020 memset_async = nullptr;
+  PFN_cuMemAllocManaged_v6000 mem_alloc_managed = nullptr;
 };
 
 /// A GPU through MakeCudaDevice, with memory and streams of the same driver, a real one or its test double.
@@ -41,6 +42,8 @@ class CudaUnderTest final : public DeviceUnderTest {
   [[nodiscard]] static CUstream Handle(Stream stream) { return reinterpret_cast<CUstream>(stream.handle); }
   /// Unpinned host memory; lives as long as this.
   MutableBytes MakePlainMemory(std::uint64_t bytes);
+  /// Memory that both the host's code and GPUs may touch; lives as long as this.
+  MutableBytes MakeManagedMemory(std::uint64_t bytes);
   const CudaContext& context() { return context_; }
   const CudaTestFunctions& functions() { return functions_; }
   /// Destroys the device before the other members.

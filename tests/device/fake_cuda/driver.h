@@ -110,6 +110,8 @@ struct Range {
   int gpu = 0;
   /// Kernels may use it. Host memory that is registered may be unmapped.
   bool mapped = true;
+  /// The host's code may touch it, although it is an allocation.
+  bool managed = false;
 };
 using Ranges = std::map<CUdeviceptr, Range>;
 
@@ -249,7 +251,8 @@ Place PlaceOf(CUdeviceptr at, std::size_t bytes);
 Ranges RangesForKernels(int gpu);
 /// Whether the bytes are all in one of the ranges.
 bool Holds(const Ranges& ranges, CUdeviceptr at, std::size_t bytes);
-/// Opens GPU memory to the scheduler's thread for the duration of one operation: the host's code may never touch it.
+/// Opens GPU memory to the scheduler's thread for the duration of one operation: the host's code may never touch it,
+/// unless it is managed.
 /// Called without the lock.
 class GpuAccess {
  public:
@@ -267,6 +270,7 @@ class GpuAccess {
 };
 CUresult MemGetInfo(std::size_t* free, std::size_t* total);
 CUresult MemAlloc(CUdeviceptr* at, std::size_t bytes);
+CUresult MemAllocManaged(CUdeviceptr* at, std::size_t bytes, unsigned int flags);
 CUresult MemFree(CUdeviceptr at);
 CUresult MemHostRegister(void* memory, std::size_t bytes, unsigned int flags);
 CUresult MemHostUnregister(void* memory);

@@ -34,6 +34,7 @@ const std::map<std::string, Entry>& Entries() {
       {"cuMemsetD8Async", {3020, 0, Address(MemsetD8Async)}},
       {"cuMemGetInfo", {3020, 0, Address(MemGetInfo)}},
       {"cuMemAlloc", {3020, 0, Address(MemAlloc)}},
+      {"cuMemAllocManaged", {6000, 0, Address(MemAllocManaged)}},
       {"cuMemFree", {3020, 0, Address(MemFree)}},
       {"cuMemHostRegister", {6050, 0, Address(MemHostRegister)}},
       {"cuMemHostUnregister", {4000, 0, Address(MemHostUnregister)}},

@@ -1,5 +1,5 @@
 // Memory of the GPUs, and the host's that is registered. GPU memory is the host's memory here, but the host's code
-// cannot touch it: only an operation that runs can.
+// cannot touch it: only an operation that runs can. Managed memory both may touch.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,6 +15,21 @@ constexpr std::size_t kPage = 4096;
 
 std::size_t Pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 void* Pointer(CUdeviceptr at) { return reinterpret_cast<void*>(at); }
+
+CUresult Allocate(CUdeviceptr* at, std::size_t bytes, bool managed) {
+  Driver& d = driver();
+  const int gpu = current_contexts.back()->gpu;
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  std::size_t used = 0;
+  for (const auto& [start, range] : d.allocations) used += range.gpu == gpu ? range.bytes : 0;
+  if (bytes > kGpuBytes - std::min(used, kGpuBytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const int access = managed ? PROT_READ | PROT_WRITE : PROT_NONE;
+  void* const memory = ::mmap(nullptr, Pages(bytes), access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  *at = reinterpret_cast<CUdeviceptr>(memory);
+  d.allocations[*at] = {.bytes = bytes, .gpu = gpu, .managed = managed};
+  return CUDA_SUCCESS;
+}
 
 // The range that holds the first byte; `cut` if the bytes are not all inside one range, or all outside of all.
 Ranges::const_iterator Find(const Ranges& ranges, CUdeviceptr at, std::size_t bytes, bool* cut) {
@@ -61,7 +76,9 @@ bool Holds(const Ranges& ranges, CUdeviceptr at, std::size_t bytes) {
 
 GpuAccess::GpuAccess() {
   const Lock lock(driver().mutex);
-  for (const auto& [at, range] : driver().allocations) ranges_[at] = range.bytes;
+  for (const auto& [at, range] : driver().allocations) {
+    if (!range.managed) ranges_[at] = range.bytes;
+  }
   Open();
 }
 
@@ -70,7 +87,7 @@ GpuAccess::GpuAccess(const std::vector<CUdeviceptr>& addresses) {
   for (const CUdeviceptr at : addresses) {
     bool cut = false;
     const auto found = Find(driver().allocations, at, 1, &cut);
-    if (found != driver().allocations.end()) ranges_[found->first] = found->second.bytes;
+    if (found != driver().allocations.end() && !found->second.managed) ranges_[found->first] = found->second.bytes;
   }
   Open();
 }
@@ -95,17 +112,12 @@ CUresult MemGetInfo(std::size_t* free, std::size_t* total) {
 
 CUresult MemAlloc(CUdeviceptr* at, std::size_t bytes) {
   FAKE_CUDA_ENTER("cuMemAlloc", kContext | kUnsafeBesideCapture);
-  Driver& d = driver();
-  const int gpu = current_contexts.back()->gpu;
-  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  std::size_t used = 0;
-  for (const auto& [start, range] : d.allocations) used += range.gpu == gpu ? range.bytes : 0;
-  if (bytes > kGpuBytes - std::min(used, kGpuBytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  void* const memory = ::mmap(nullptr, Pages(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  *at = reinterpret_cast<CUdeviceptr>(memory);
-  d.allocations[*at] = {bytes, gpu};
-  return CUDA_SUCCESS;
+  return Allocate(at, bytes, false);
+}
+
+CUresult MemAllocManaged(CUdeviceptr* at, std::size_t bytes, unsigned int flags) {
+  FAKE_CUDA_ENTER("cuMemAllocManaged", kContext | kUnsafeBesideCapture);
+  return flags == kMemAttachGlobal ? Allocate(at, bytes, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Work that is enqueued may still use the memory: unlike the real function, this does not wait for it.
@@ -156,7 +168,7 @@ CUresult PointerGetAttributes(unsigned int count, CUpointer_attribute* attribute
       if (gpu != d.allocations.end()) *value = CU_MEMORYTYPE_DEVICE;
       if (host != d.registered.end()) *value = CU_MEMORYTYPE_HOST;
     } else if (attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED) {
-      *value = 0;
+      *value = gpu != d.allocations.end() && gpu->second.managed ? 1 : 0;
     } else if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
       int ordinal = -2;
       if (gpu != d.allocations.end()) ordinal = gpu->second.gpu;
