@@ -49,7 +49,7 @@ Result<std::unique_ptr<Device>> Devices::MakeCuda(DeviceId id) const {
 Result<Devices::Found> Devices::SetUp(const std::shared_ptr<Device>& device) {
   Found found{.device = device, .fresh = true};
   if (device->has_streams()) {
-    pool_.PlaceNear(*device);
+    pool_.PlaceNear(*device, workers_);
     pool_.Touch(workers_);  // Pinning would fault the pages in one by one, as small pages.
     CAIRN_RETURN_IF_ERROR(pool_.PinWith(*device));
     if (options_.staging_bytes != 0) {

@@ -1,5 +1,8 @@
 #include "base/worker_pool.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <utility>
 
 #include "base/status_macros.h"
@@ -39,6 +42,20 @@ void WorkerPool::Post(std::function<void()> job) {
     jobs_.push_back(std::move(job));
   }
   wake_.NotifyOne();
+}
+
+void WorkerPool::KeepTo(const std::vector<int>& cpus) {
+  for (std::thread& thread : threads_) {
+    cpu_set_t allowed;
+    if (pthread_getaffinity_np(thread.native_handle(), sizeof(allowed), &allowed) != 0) return;
+    cpu_set_t kept;
+    CPU_ZERO(&kept);
+    for (const int cpu : cpus) {
+      if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &kept);
+    }
+    if (CPU_COUNT(&kept) < threads()) return;
+    static_cast<void>(pthread_setaffinity_np(thread.native_handle(), sizeof(kept), &kept));
+  }
 }
 
 void WorkerPool::Run() {

@@ -25,6 +25,8 @@ class WorkerPool {
   [[nodiscard]] const Status& status() const { return status_; }
   /// Safe from any thread, also from a job. Jobs must not throw.
   void Post(std::function<void()> job) CAIRN_EXCLUDES(mutex_);
+  /// Keeps the threads to those of these CPUs that they may use. Does nothing if these are fewer than the threads.
+  void KeepTo(const std::vector<int>& cpus);
   [[nodiscard]] int threads() const { return static_cast<int>(threads_.size()); }
 
  private:

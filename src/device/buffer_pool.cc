@@ -225,10 +225,13 @@ bool BufferPool::TouchNext() {
   return at + n < committed_;
 }
 
-void BufferPool::PlaceNear(const Device& device) {
+void BufferPool::PlaceNear(const Device& device, WorkerPool& workers) {
   MutexLock lock(size_mutex_);
-  const std::optional<int> node = device.numa_node();
-  if (node && !placed_) placed_ = PreferNode({chunks_, cap_bytes_}, *node);
+  if (placed_) return;
+  const std::optional<NumaNode> node = device.numa_node();
+  if (!node || !PreferNode({chunks_, cap_bytes_}, node->number)) return;
+  placed_ = true;
+  workers.KeepTo(node->cpus);
 }
 
 Status BufferPool::PinWith(Device& device) {

@@ -74,9 +74,10 @@ class BufferPool {
   void Touch(WorkerPool& workers);
   /// Touches the next 4 MiB and returns whether more is left. Touch and TouchNext together touch every page once.
   bool TouchNext();
-  /// Puts the pool on the device's NUMA node: moves the pages that were touched, and takes later ones from there. Only
-  /// for the first device whose node is known; has no effect where the kernel refuses.
-  void PlaceNear(const Device& device) CAIRN_EXCLUDES(size_mutex_);
+  /// Puts the pool on the device's NUMA node: moves the pages that were touched, and takes later ones from there. The
+  /// workers, which read what is in it, then stay on that node's CPUs. Only for the first device whose node is known;
+  /// has no effect where the kernel refuses.
+  void PlaceNear(const Device& device, WorkerPool& workers) CAIRN_EXCLUDES(size_mutex_);
   /// Pins the whole pool with the device, which outlives the pool. Once for each device, before it uses chunks.
   Status PinWith(Device& device) CAIRN_EXCLUDES(size_mutex_);
   /// Adds chunks for `bytes` in all, rounded up, but no more than the cap. If devices use the pool, the new pages are

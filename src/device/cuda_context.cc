@@ -3,7 +3,6 @@
 #include <array>
 
 #include "base/status_macros.h"
-#include "device/numa.h"
 
 namespace cairn {
 namespace {
@@ -63,7 +62,7 @@ Status CudaContext::Retain() {
   return Status::Ok();
 }
 
-std::optional<int> CudaContext::FindNumaNode() const {
+std::optional<NumaNode> CudaContext::FindNumaNode() const {
   std::array<char, 32> bus_id{};
   const auto get = driver_->device_get_pci_bus_id;
   if (get == nullptr || get(bus_id.data(), static_cast<int>(bus_id.size()), device_) != CUDA_SUCCESS) {

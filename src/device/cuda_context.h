@@ -7,6 +7,7 @@
 
 #include "base/mutex.h"
 #include "device/cuda_driver.h"
+#include "device/numa.h"
 
 namespace cairn {
 
@@ -57,7 +58,7 @@ class CudaContext {
   [[nodiscard]] Status sticky() const CAIRN_EXCLUDES(mutex_);
 
   /// The NUMA node next to the GPU; none if it is unknown.
-  [[nodiscard]] std::optional<int> FindNumaNode() const;
+  [[nodiscard]] std::optional<NumaNode> FindNumaNode() const;
 
   [[nodiscard]] const CudaDriver& driver() const { return *driver_; }
   [[nodiscard]] const std::shared_ptr<const CudaDriver>& driver_ptr() const { return driver_; }

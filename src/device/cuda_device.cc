@@ -47,7 +47,7 @@ class CudaDevice final : public Device {
   bool has_streams() const override { return true; }
   bool has_kernels() const override { return kernels_.loaded(); }
   Status CheckSums(std::span<const CopyPiece> pieces) const override { return sums_.Check(pieces); }
-  std::optional<int> numa_node() const override { return context_.FindNumaNode(); }
+  std::optional<NumaNode> numa_node() const override { return context_.FindNumaNode(); }
   Status CheckLayout(const StridedLayout& layout) const override;
   bool IsWrittenByStreams(const std::byte* at) const override { return IsDriversMemory(context_, at); }
 

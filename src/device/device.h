@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/strided.h"
 #include "cairn/tensor.h"
+#include "device/numa.h"
 
 namespace cairn {
 
@@ -80,7 +81,7 @@ class Device {
   /// Unsupported, with the reason.
   [[nodiscard]] virtual Status CheckSums(std::span<const CopyPiece> pieces) const = 0;
   /// The NUMA node whose memory is nearest; none if it is unknown, or there is only one.
-  [[nodiscard]] virtual std::optional<int> numa_node() const { return std::nullopt; }
+  [[nodiscard]] virtual std::optional<NumaNode> numa_node() const { return std::nullopt; }
   /// InvalidArgument, to which the caller adds the tensor's name, for another device's memory or unsupported strides.
   [[nodiscard]] virtual Status CheckLayout(const StridedLayout& layout) const = 0;
 

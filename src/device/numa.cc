@@ -1,6 +1,7 @@
 #include "device/numa.h"
 
 #include <linux/mempolicy.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,13 +11,30 @@
 #include <fstream>
 
 namespace cairn {
+namespace {
 
-std::optional<int> NumaNodeOfPci(std::string bus_id, const std::string& root) {
+// As the kernel writes them: "0-3,8".
+std::vector<int> ReadCpuList(std::istream& list) {
+  std::vector<int> cpus;
+  int first = 0;
+  while (list >> first) {
+    int last = first;
+    if (list.peek() == '-') list.ignore() >> last;
+    for (int cpu = first; cpu <= std::min(last, CPU_SETSIZE - 1); ++cpu) cpus.push_back(cpu);
+    list.ignore();
+  }
+  return cpus;
+}
+
+}  // namespace
+
+std::optional<NumaNode> NumaNodeOfPci(std::string bus_id, const std::string& root) {
   std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(), [](unsigned char c) { return std::tolower(c); });
   std::ifstream file(root + "/sys/bus/pci/devices/" + bus_id + "/numa_node");
   int node = 0;
   if (!(file >> node) || node < 0) return std::nullopt;  // -1: the firmware does not say, or there is only one.
-  return node;
+  std::ifstream cpus(root + "/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
+  return NumaNode{.number = node, .cpus = ReadCpuList(cpus)};
 }
 
 bool PreferNode(MutableBytes memory, int node) {

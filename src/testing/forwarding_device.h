@@ -21,7 +21,7 @@ class ForwardingDevice : public Device {
   [[nodiscard]] bool has_streams() const override { return inner_->has_streams(); }
   [[nodiscard]] bool has_kernels() const override { return inner_->has_kernels(); }
   [[nodiscard]] Status CheckSums(std::span<const CopyPiece> pieces) const override { return inner_->CheckSums(pieces); }
-  [[nodiscard]] std::optional<int> numa_node() const override { return inner_->numa_node(); }
+  [[nodiscard]] std::optional<NumaNode> numa_node() const override { return inner_->numa_node(); }
   [[nodiscard]] bool IsWrittenByStreams(const std::byte* at) const override { return inner_->IsWrittenByStreams(at); }
   [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override {
     return Forward([&] { return inner_->CheckLayout(layout); });

@@ -1,6 +1,7 @@
 // A pool that grows up to its cap, and the NUMA node of its memory.
 #include <gmock/gmock.h>
 #include <linux/mempolicy.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -27,6 +28,7 @@ namespace {
 
 using Priority = BufferPool::Priority;
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 std::unique_ptr<BufferPool> MakePool(std::uint64_t bytes, std::uint64_t cap) {
   auto pool = BufferPool::MakeGrowing(bytes, cap, 1_MiB, 2);
@@ -66,10 +68,10 @@ std::optional<int> PreferredNode(const void* address) {
 /// Records what is pinned.
 class PinningDevice final : public ForwardingDevice {
  public:
-  explicit PinningDevice(WorkerPool& workers, std::optional<int> node = {})
+  explicit PinningDevice(WorkerPool& workers, std::optional<NumaNode> node = {})
       : ForwardingDevice(HostDevice::Make({}, workers)), node_(node) {}
 
-  [[nodiscard]] std::optional<int> numa_node() const override { return node_; }
+  [[nodiscard]] std::optional<NumaNode> numa_node() const override { return node_; }
   Status PinMemory(MutableBytes memory) override {
     if (on_pin) on_pin();
     if (refuses) return Error(StatusCode::kResourceExhausted, "no more memory may be pinned");
@@ -86,7 +88,7 @@ class PinningDevice final : public ForwardingDevice {
   std::vector<std::byte*> at;
 
  private:
-  const std::optional<int> node_;
+  const std::optional<NumaNode> node_;
 };
 
 TEST(GrowingPool, GrowsToWhatIsAskedAndNeverBeyondItsCap) {
@@ -241,26 +243,55 @@ TEST(GrowingPool, TouchesWhatWasAdded) {
   }
 }
 
-TEST(Numa, ThePoolIsOnTheNodeOfTheFirstGpuThatHasOne) {
+/// The CPUs that the pool's only thread may use.
+std::vector<int> CpusOf(WorkerPool& workers) {
+  std::promise<std::vector<int>> promise;
+  workers.Post([&] {
+    cpu_set_t set;
+    std::vector<int> cpus;
+    EXPECT_EQ(::sched_getaffinity(0, sizeof(set), &set), 0);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    }
+    promise.set_value(cpus);
+  });
+  return promise.get_future().get();
+}
+
+TEST(Numa, ThePoolAndItsWorkersAreOnTheNodeOfTheFirstGpuThatHasOne) {
   WorkerPool workers("workers", 1);
+  const std::vector<int> all = CpusOf(workers);
   PinningDevice without(workers);
-  PinningDevice on_0(workers, 0);
-  PinningDevice nowhere(workers, 1023);
+  PinningDevice on_0(workers, NumaNode{.number = 0, .cpus = {all.back(), CPU_SETSIZE - 1}});
+  PinningDevice nowhere(workers, NumaNode{.number = 1023, .cpus = {all.front()}});
   const auto pool = MakePool(2_MiB, 4_MiB);
   const BufferPool::Chunk chunk = pool->TryAcquire(Priority::kSave);
   if (!PreferNode({chunk.data(), 1_MiB}, 0)) GTEST_SKIP() << "this kernel or sandbox has no mbind";
 
   const auto other = MakePool(2_MiB, 4_MiB);
   const BufferPool::Chunk theirs = other->TryAcquire(Priority::kSave);
-  other->PlaceNear(without);
+  other->PlaceNear(without, workers);
   EXPECT_EQ(PreferredNode(theirs.data()), std::nullopt);
-  other->PlaceNear(nowhere);
+  other->PlaceNear(nowhere, workers);
   EXPECT_EQ(PreferredNode(theirs.data()), std::nullopt) << "a node that is not there changes nothing";
-  other->PlaceNear(on_0);
+  EXPECT_EQ(CpusOf(workers), all);
+  other->PlaceNear(on_0, workers);
   EXPECT_EQ(PreferredNode(theirs.data()), 0);
+  EXPECT_THAT(CpusOf(workers), ElementsAre(all.back())) << "of the node's, what this process may use";
   EXPECT_EQ(other->PinWith(on_0), Status::Ok());
   EXPECT_EQ(other->GrowTo(4_MiB, workers), Status::Ok());
   EXPECT_EQ(PreferredNode(on_0.at.back()), 0) << "also what is added later";
+}
+
+TEST(Numa, WorkersStayWhereTheyAreIfTheNodeHasTooFewCpusForThem) {
+  WorkerPool one("workers", 1);
+  const std::vector<int> all = CpusOf(one);
+  one.KeepTo({});
+  one.KeepTo({CPU_SETSIZE - 1});
+  EXPECT_EQ(CpusOf(one), all);
+  WorkerPool two("workers", 2);
+  two.KeepTo({all.front()});
+  EXPECT_EQ(CpusOf(two), all);
 }
 
 TEST(Numa, NodesThatDoNotExistAreRefused) {
@@ -281,11 +312,18 @@ TEST(Numa, TheNodeOfAGpuIsWhatTheKernelSays) {
   write("0000:3b:00.0", "1\n");
   write("0000:3c:00.0", "-1\n");
   write("0000:3d:00.0", "one\n");
+  const auto node_of = [&](const std::string& device) { return NumaNodeOfPci(device, root.path()); };
 
-  EXPECT_EQ(NumaNodeOfPci("0000:3B:00.0", root.path()), 1);
-  EXPECT_EQ(NumaNodeOfPci("0000:3c:00.0", root.path()), std::nullopt);
-  EXPECT_EQ(NumaNodeOfPci("0000:3d:00.0", root.path()), std::nullopt);
-  EXPECT_EQ(NumaNodeOfPci("0000:3e:00.0", root.path()), std::nullopt);
+  ASSERT_TRUE(node_of("0000:3B:00.0"));
+  EXPECT_EQ(node_of("0000:3B:00.0")->number, 1);
+  EXPECT_THAT(node_of("0000:3B:00.0")->cpus, IsEmpty());
+  EXPECT_FALSE(node_of("0000:3c:00.0"));
+  EXPECT_FALSE(node_of("0000:3d:00.0"));
+  EXPECT_FALSE(node_of("0000:3e:00.0"));
+
+  std::filesystem::create_directories(root / "sys/devices/system/node/node1");
+  std::ofstream(root / "sys/devices/system/node/node1/cpulist") << "2-4,9,12-13\n";
+  EXPECT_THAT(node_of("0000:3B:00.0")->cpus, ElementsAre(2, 3, 4, 9, 12, 13));
 }
 
 }  // namespace
