@@ -123,7 +123,10 @@ enum CUstreamCaptureMode : unsigned int {
 };
 
 enum CUmemcpySrcAccessOrder : unsigned int { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1 };
-enum CUmemcpyFlags : unsigned int { CU_MEMCPY_FLAG_DEFAULT = 0 };
+enum CUmemcpyFlags : unsigned int {
+  CU_MEMCPY_FLAG_DEFAULT = 0,
+  CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE = 1,
+};
 enum CUmemLocationType : unsigned int { CU_MEM_LOCATION_TYPE_INVALID = 0 };
 
 struct CUmemLocation {
@@ -158,10 +161,10 @@ struct CUDA_MEMCPY2D {
 };
 
 /// CU_MEMHOSTREGISTER_PORTABLE
+inline constexpr unsigned int kMemAttachGlobal = 1;
 inline constexpr unsigned int kMemHostRegisterPortable = 1;
 inline constexpr unsigned int kMemHostRegisterDeviceMap = 2;
 /// CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
-inline constexpr unsigned int kMemAttachGlobal = 1;
 inline const CUstream kLegacyStream = reinterpret_cast<CUstream>(1);     // NOLINT(performance-no-int-to-ptr)
 inline const CUstream kPerThreadStream = reinterpret_cast<CUstream>(2);  // NOLINT(performance-no-int-to-ptr)
 
@@ -184,10 +187,10 @@ using PFN_cuThreadExchangeStreamCaptureMode_v10010 = CUresult (*)(CUstreamCaptur
 
 using PFN_cuMemGetInfo_v3020 = CUresult (*)(std::size_t* free, std::size_t* total);
 using PFN_cuMemAlloc_v3020 = CUresult (*)(CUdeviceptr* memory, std::size_t bytes);
+using PFN_cuMemAllocManaged_v6000 = CUresult (*)(CUdeviceptr* memory, std::size_t bytes, unsigned int flags);
 using PFN_cuMemFree_v3020 = CUresult (*)(CUdeviceptr memory);
 using PFN_cuMemHostRegister_v6050 = CUresult (*)(void* memory, std::size_t bytes, unsigned int flags);
 using PFN_cuMemHostUnregister_v4000 = CUresult (*)(void* memory);
-using PFN_cuMemAllocManaged_v6000 = CUresult (*)(CUdeviceptr* memory, std::size_t bytes, unsigned int flags);
 using PFN_cuPointerGetAttributes_v7000 = CUresult (*)(unsigned int count, CUpointer_attribute* attributes,
                                                       void** values, CUdeviceptr at);
 using PFN_cuMemcpyAsync_v4000 = CUresult (*)(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream);
@@ -211,6 +214,9 @@ using PFN_cuStreamWaitValue32_v11070 = CUresult (*)(CUstream stream, CUdeviceptr
                                                     unsigned int flags);
 using PFN_cuStreamWriteValue32_v11070 = CUresult (*)(CUstream stream, CUdeviceptr at, cuuint32_t value,
                                                      unsigned int flags);
+using CUhostFn = void (*)(void* argument);
+using PFN_cuLaunchHostFunc_v10000 = CUresult (*)(CUstream stream, CUhostFn function, void* argument);
+
 using PFN_cuEventCreate_v2000 = CUresult (*)(CUevent* event, unsigned int flags);
 using PFN_cuEventDestroy_v4000 = CUresult (*)(CUevent event);
 using PFN_cuEventRecord_v2000 = CUresult (*)(CUevent event, CUstream stream);

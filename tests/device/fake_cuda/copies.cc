@@ -91,7 +91,7 @@ CUresult MemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes
   FAKE_CUDA_ENTER("cuMemcpyBatchAsync", kContext);
   if (failed != nullptr) *failed = SIZE_MAX;
   if (handle == nullptr || handle == kLegacyStream || count == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (attribute_count != 1 || *first != 0 || attributes->flags != CU_MEMCPY_FLAG_DEFAULT ||
+  if (attribute_count != 1 || *first != 0 || attributes->flags > CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE ||
       attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) {
     return CUDA_ERROR_INVALID_VALUE;
   }

@@ -294,6 +294,7 @@ CUresult StreamSynchronize(CUstream handle);
 CUresult StreamWaitEvent(CUstream handle, CUevent handle_of_event, unsigned int flags);
 CUresult StreamWaitValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned int flags);
 CUresult StreamWriteValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned int flags);
+CUresult LaunchHostFunc(CUstream handle, CUhostFn function, void* argument);
 CUresult EventCreate(CUevent* handle, unsigned int flags);
 CUresult EventDestroy(CUevent handle);
 CUresult EventRecord(CUevent handle, CUstream handle_of_stream);

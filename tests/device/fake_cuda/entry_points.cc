@@ -53,6 +53,7 @@ const std::map<std::string, Entry>& Entries() {
       {"cuGraphDestroy", {10000, 0, Address(GraphDestroy)}},
       {"cuStreamWaitValue32", {11070, 0, Address(StreamWaitValue32)}},
       {"cuStreamWriteValue32", {11070, 0, Address(StreamWriteValue32)}},
+      {"cuLaunchHostFunc", {10000, 0, Address(LaunchHostFunc)}},
       {"cuEventCreate", {2000, 0, Address(EventCreate)}},
       {"cuEventDestroy", {4000, 0, Address(EventDestroy)}},
       {"cuEventRecord", {2000, 0, Address(EventRecord)}},

@@ -128,6 +128,17 @@ CUresult StreamWriteValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, u
                  }});
 }
 
+// For benchmarks that compare with it: Cairn calls none.
+CUresult LaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
+  FAKE_CUDA_ENTER("cuLaunchHostFunc", kContext);
+  FakeStream* stream = nullptr;
+  if (const CUresult found = FindForWork(handle, &stream); found != CUDA_SUCCESS) return found;
+  return Enqueue(call, *stream, {.run = [function, argument] {
+                   function(argument);
+                   return CUDA_SUCCESS;
+                 }});
+}
+
 CUresult EventCreate(CUevent* handle, unsigned int flags) {
   FAKE_CUDA_ENTER("cuEventCreate", kContext);
   auto* event = new FakeEvent{.context = current_contexts.back(), .flags = flags};

@@ -34,3 +34,25 @@ def seconds(device, action):
     action()
     synchronize(device)
     return time.perf_counter() - begun
+
+
+class Clock:
+    """Marks in the order of the device's work: on a GPU the host runs ahead of it."""
+
+    def __init__(self, device):
+        self.device, self.marks = device, []
+
+    def mark(self):
+        if self.device == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+
+    def spans(self):
+        synchronize(self.device)
+        pairs = list(zip(self.marks, self.marks[1:]))
+        if self.device == "cuda":
+            return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+        return [end - begin for begin, end in pairs]

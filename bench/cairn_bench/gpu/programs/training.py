@@ -6,7 +6,7 @@ import time
 import torch
 from torch import nn
 
-from .common import line, parser, seconds, synchronize
+from .common import Clock, line, parser, seconds, synchronize
 from .savers import Cairn, DcpAsync, TorchSave
 
 GB = 1e9
@@ -42,28 +42,6 @@ class Training:
         fence()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-
-class Clock:
-    """Marks in the order of the device's work: on a GPU the host runs ahead of it."""
-
-    def __init__(self, device):
-        self.device, self.marks = device, []
-
-    def mark(self):
-        if self.device == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.marks.append(event)
-        else:
-            self.marks.append(time.perf_counter())
-
-    def spans(self):
-        synchronize(self.device)
-        pairs = list(zip(self.marks, self.marks[1:]))
-        if self.device == "cuda":
-            return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
-        return [end - begin for begin, end in pairs]
 
 
 def steps(training, saver, count, every):
