@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_bench.gpu import contact, copies, correct, cost
+from cairn_bench.gpu import contact, copies, correct, cost, experiments
 from cairn_bench.gpu.__main__ import STEPS
-from cairn_bench.gpu.context import Context
+from cairn_bench.gpu.context import Context, Failed, OutOfTime
+from cairn_bench.gpu.programs.ways import KINDS, STAGED, STRIDED_BLOCKS, THEN
 from cairn_bench.gpu.record import Record, finished, never_ran
 
 ROOT = Path(__file__).parents[2]
@@ -270,6 +272,91 @@ def test_a_short_run_takes_a_state_that_the_disk_writes_within_its_steps(
     gigabytes = {float(words[words.index("--gigabytes") + 1]) for words in asked}
     seconds = cost.SHORT_TURN * cost.SHORT_STEP
     assert all(0.5 * seconds < size * 1e9 / 2e9 < seconds for size in gigabytes), gigabytes
+
+
+def besides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **answers: list[dict[str, Any]]) -> Context:
+    """A context whose programs/beside.py answers so."""
+    context = context_of(tmp_path / "build", tmp_path, {"libbench_beside.so": ""})
+
+    def worker(_name: str, *words: str, **_named: Any) -> list[dict[str, Any]]:
+        return answers[words[words.index("--what") + 1].replace("-", "_")]
+
+    monkeypatch.setattr(context, "worker", worker)
+    return context
+
+
+def rounds(ways: Sequence[Any], seconds: float) -> list[dict[str, Any]]:
+    """Of copies of 3.2 GB that take so many seconds on an idle GPU, and from the products beside them."""
+    about = {"alone": 0.09, "copied": 0.06, "idle": seconds, "bytes": 3.2e9}
+    return [about | {"way": way, "beside": 0.09 + seconds * part} for way in ways for part in (0.9, 1, 1.1)]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.0005, "met"), (0.005, "missed")])
+def test_copies_are_judged_by_what_they_take_from_the_products_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, verdict: str
+) -> None:
+    answers = {"to_host": rounds(THEN, seconds), "staging": rounds(STAGED, seconds)}
+    context = besides(monkeypatch, tmp_path, **answers)
+    step = record()
+
+    experiments.ends(context, step)
+    experiments.staging(context, step)
+
+    assert [line["verdict"] for line in step.lines if line["goal"]] == 5 * [verdict]
+
+
+@pytest.mark.parametrize(("taken", "longest", "verdict"), [(10_000, 1e-5, "met"), (640, 1e-3, "missed")])
+def test_a_launch_queue_that_takes_less_than_a_lane_has_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, longest: float, verdict: str
+) -> None:
+    lines = [{"way": kind, "taken": taken, "longest": longest} for kind in KINDS for _ in range(2)]
+    step = record()
+
+    experiments.launch_queue(besides(monkeypatch, tmp_path, queue=lines), step)
+
+    assert [line["verdict"] for line in step.lines if line["verdict"]] == 6 * [verdict]
+
+
+def test_an_experiment_answers_yes_or_no_or_is_not_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = record()
+    experiments.answer(step, "more", [0.1, 0.2, 0.3])
+    experiments.answer(step, "less", [-0.1, -0.2, -0.3])
+    experiments.answer(step, "as much", [-0.1, 0, 0.2])
+    slower = {8: 0.5, 16: 0.95, 32: 1, 64: 1}
+    lines = [one | {"copied": 0.06 / slower[one["way"]]} for one in rounds(STRIDED_BLOCKS, 0.001)]
+
+    experiments.blocks(besides(monkeypatch, tmp_path, strided=lines), step)
+
+    assert [line["found"].split(":")[0] for line in step.lines[:2]] == ["yes", "no"]
+    assert step.lines[2]["verdict"] == "not resolved"
+    assert step.lines[-2]["found"].startswith("yes") and "16 blocks copy at" in step.lines[-2]["line"]
+    assert step.lines[-1]["verdict"] == "not resolved", "they cost as much as each other"
+
+
+def test_what_an_experiment_leaves_out_fails_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = besides(monkeypatch, tmp_path, to_host=rounds(THEN[:3], 0.001))
+
+    with pytest.raises(Failed, match="nothing was said of threads"):
+        experiments.ends(context, record())
+
+
+def test_what_there_is_no_time_for_is_listed_and_loses_no_earlier_record(tmp_path: Path) -> None:
+    earlier = Record("X", "experiments", ABOUT, str(tmp_path))
+    earlier.require("one", True, "yes")
+
+    ran = prove("X", "A", "--dry-run", "--minutes", "0.000001", "--dir", str(tmp_path), "--results", str(tmp_path))
+
+    assert ran.returncode == 1 and "\n- A first contact" in ran.stdout, ran.stdout + ran.stderr
+    assert json.loads((tmp_path / "gpu-X.json").read_text())["lines"] == earlier.lines
+
+
+def test_a_program_that_the_time_cuts_short_has_not_failed(tmp_path: Path) -> None:
+    context = Context(str(tmp_path), sys.executable, True, seconds=0.2)
+
+    with pytest.raises(OutOfTime):
+        context.run(["sleep", "60"], 30)
+    with pytest.raises(Failed, match=r"not done after 0.1 s"):
+        Context(str(tmp_path), sys.executable, True).run(["sleep", "60"], 0.1)
 
 
 RATES = {"cuda:0 one copy to the host": 50e9, "cuda:0 one copy from the host": 50e9, "read": 4e9}

@@ -1,5 +1,6 @@
 """Proves on a machine with a GPU what no test without one can, step by step. Called by scripts/prove-gpu, which builds.
 
+X experiments     the price of a captured GB and what it is made of: ends of copies, launch queue, staging, blocks
 A first contact   cairn doctor --gpu, the contract suites with no test skipped, compute-sanitizer
 B copies          Cairn's lanes beside one large copy, pinning, many small pieces, staging, other threads' launches
 C correctness     from Python: allocators, streams, graphs, torch.compile, strange tensors, 1,000 fenced saves
@@ -9,14 +10,16 @@ F failures        a lost context, an exit without close, forked loaders, staging
 G ranks           NCCL with one rank, and with two where there are two GPUs; they train and save together
 
 Writes gpu-STEP.{json,md} to build/results, or with --record to bench/results, and prints a table at the end. A step whose
-result has the same source, device and driver is not run again; what no record has run is listed last. A to C take at
-most 30 minutes on an H100, D to G 15; with --short all should take 8 to 10 (an estimate), with fewer and shorter runs. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the
+result has the same source, device and driver is not run again; what no record has run is listed last. X takes about 9
+minutes (an estimate), A to C at most 30 on an H100, D to G 15; with --short A to G should take 8 to 10 (an estimate), with
+fewer and shorter runs. --minutes ends all after that time, counted from the start of scripts/prove-gpu. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the
 CPU and the driver's test double, at tiny sizes: it writes to build/prove-gpu and proves only that the steps themselves run.
 Before that it builds, 15 CPU minutes the first time (an estimate).
 Exit status: 0 every line of the steps is met, 1 not, 2 invalid arguments.
 """
 
 import argparse
+import math
 import os
 import sys
 import traceback
@@ -25,11 +28,11 @@ from concurrent.futures import ThreadPoolExecutor
 from ..shared import ROOT
 from ..shared.options import add_directory, add_record
 from ..shared.report import table
-from . import contact, copies, correct, cost, failures, ranks, trainer
-from .context import Context, Failed
+from . import contact, copies, correct, cost, experiments, failures, ranks, trainer
+from .context import Context, Failed, OutOfTime
 from .record import Record, finished, never_ran
 
-STEPS = {"A": contact, "B": copies, "C": correct, "D": cost, "E": trainer, "F": failures, "G": ranks}
+STEPS = {"X": experiments, "A": contact, "B": copies, "C": correct, "D": cost, "E": trainer, "F": failures, "G": ranks}
 
 
 def parsed(arguments):
@@ -41,6 +44,8 @@ def parsed(arguments):
         "--short", action="store_true", help="fewer and shorter runs, for a GPU that is lent for minutes"
     )
     parser.add_argument("--dry-run", action="store_true", help="on the CPU and the driver's test double")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for all, with the build; default: no limit")
+    parser.add_argument("--spent", type=float, default=0, help=argparse.SUPPRESS)  # Seconds, on the build.
     parser.add_argument("--python", default=sys.executable, help="a Python with torch and cairn")
     parser.add_argument("--results", help=argparse.SUPPRESS)
     add_directory(parser)
@@ -61,6 +66,8 @@ def prove(step, context, record):
         record.complete = True
     except Failed as failed:
         record.require("the step ends", False, str(failed))
+    except OutOfTime as over:
+        print(f"{step}: {over}", flush=True)
     except Exception as error:  # noqa: BLE001  One broken step must not cost the others' results.
         traceback.print_exc()
         record.require("the step ends", False, f"{type(error).__name__}: {error}")
@@ -72,7 +79,7 @@ def main(arguments):
         return 0
     os.makedirs(args.dir, exist_ok=True)
     folder = args.results or (os.path.join(ROOT, "build/prove-gpu") if args.dry_run else args.folder)
-    context = Context(args.dir, args.python, args.dry_run, args.short)
+    context = Context(args.dir, args.python, args.dry_run, args.short, 60 * args.minutes - args.spent)
     try:
         about = context.about()
     except Failed as failed:
@@ -83,7 +90,7 @@ def main(arguments):
         kept = None if args.again else finished(folder, step, about)
         print(f"== {step}: {STEPS[step].TITLE}" + (f" (kept, of {kept.about['date']})" if kept else ""), flush=True)
         record = kept or Record(step, STEPS[step].TITLE, about, folder)
-        if kept is None:
+        if kept is None and context.left() > 0:  # Else what an earlier run has found stays.
             prove(step, context, record)
             record.write(folder)
         return record

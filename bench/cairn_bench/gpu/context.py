@@ -4,11 +4,13 @@ import datetime
 import functools
 import hashlib
 import json
+import math
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from ..shared import ROOT
@@ -50,12 +52,17 @@ def gpu_and_driver():
     return "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)), rows[0][2]
 
 
+class OutOfTime(Exception):
+    """What was asked for cannot be run within the minutes that there are, or was cut short by their end."""
+
+
 class Context:
     """`dry`: on the CPU, with the driver's double for C++ programs, and as small as possible. `short`: on a GPU, with
     fewer and shorter runs."""
 
-    def __init__(self, directory, python, dry, short=False):
+    def __init__(self, directory, python, dry, short=False, seconds=math.inf):
         self.directory, self.python, self.dry, self.short = directory, python, dry, short
+        self.end = time.monotonic() + seconds
         self.device = "cpu" if dry else "cuda"
         self.build = os.path.join(ROOT, "build/release")
         libraries = [os.path.join(self.build, DOUBLE), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
@@ -103,14 +110,24 @@ class Context:
             raise Failed(f"{name} is not built")
         return path
 
+    def left(self):
+        """The seconds that there are for what is still to be run."""
+        return self.end - time.monotonic()
+
     def run(self, words, limit, env=None):
         """(exit status, standard output, standard error); Failed after `limit` seconds. Negative status: a signal."""
+        left = self.left()
+        if left <= 0:
+            raise OutOfTime("no time was left")
+        limit, own = min(limit, left), limit
         try:
             ran = subprocess.run(
                 list(map(str, words)), capture_output=True, text=True, timeout=limit, check=False, errors="replace",
                 env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired as over:
+            if limit < own:
+                raise OutOfTime("it was cut short by the end of the time") from over
             raise Failed(f"{os.path.basename(str(words[0]))}: not done after {limit} s") from over
         return ran.returncode, ran.stdout, ran.stderr
 

@@ -54,9 +54,9 @@ def asked(context, record, title, name, *words, limit, env=None, key="mode", exp
     return lines
 
 
-def round_trips(context, record, title, how, env):
-    words = ("--how", how, "--count", str(context.sized(100_000, 300, 20_000)))
-    lines = asked(context, record, title, "round_trip", *words, limit=180, env=env, key="state", expected=STATES)
+def round_trips(context, record, title, how, env, states=STATES):
+    words = ("--how", how, "--count", str(context.sized(100_000, 300, 20_000)), "--states", *states)
+    lines = asked(context, record, title, "round_trip", *words, limit=180, env=env, key="state", expected=states)
     for line in lines:
         problems = [f"{line['wrong']} of {line['tensors']} tensors differ"] if line["wrong"] else []
         problems += [] if line["cleared"] else ["nothing was overwritten before the restore"]

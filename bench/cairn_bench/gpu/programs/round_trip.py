@@ -74,12 +74,13 @@ def main():
     arguments.add_argument("--root", required=True)
     arguments.add_argument("--how", choices=("default", "side", "graph"), required=True)
     arguments.add_argument("--count", type=int, default=100_000)
+    arguments.add_argument("--states", nargs="+", choices=STATES, default=tuple(STATES))
     args = arguments.parse_args()
     torch.manual_seed(1)
     # A capture moves torch's version counters although it writes nothing.
     unfenced = "ignore" if args.how == "graph" else "fail"
     with cairn.Checkpointer(args.root, host_memory="256MiB", keep_last=1, unfenced_writes=unfenced) as checkpointer:
-        for number, name in enumerate(STATES):
+        for number, name in enumerate(args.states):
             prove(checkpointer, args.device, args.how, name, args.count, 10 * number)
 
 
