@@ -10,11 +10,12 @@ F failures        a lost context, an exit without close, forked loaders, staging
 G ranks           NCCL with one rank, and with two where there are two GPUs; they train and save together
 
 Writes gpu-STEP.{json,md} to build/results, or with --record to bench/results, and prints a table at the end. A step whose
-result has the same source, device and driver is not run again; what no record has run is listed last. X takes about 9
-minutes (an estimate), A to C at most 30 on an H100, D to G 15; with --short A to G should take 8 to 10 (an estimate), with
-fewer and shorter runs. --minutes ends all after that time, counted from the start of scripts/prove-gpu. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the
-CPU and the driver's test double, at tiny sizes: it writes to build/prove-gpu and proves only that the steps themselves run.
-Before that it builds, 15 CPU minutes the first time (an estimate).
+result has the same source, device and driver is not run again; what no record has run is listed last. X takes about 8
+minutes, A to C at most 30 on an H100, D to G 15; with --short X should take 6 and A to G 8 to 10, with fewer and shorter
+runs (estimates). --minutes ends all after that time, counted from the start of scripts/prove-gpu. Without torch the
+steps that need it are not run, and say so. --dry-run runs every step on the CPU and the driver's test double, at tiny
+sizes: it writes to build/prove-gpu and proves only that the steps themselves run. Before that it builds, 15 CPU minutes
+the first time (an estimate).
 Exit status: 0 every line of the steps is met, 1 not, 2 invalid arguments.
 """
 

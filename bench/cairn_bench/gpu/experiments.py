@@ -31,6 +31,10 @@ TURNS = {
     1: ("--steps", 3, "--turns", 10, "--step-seconds", 0.5),
     10: ("--steps", 10, "--turns", 5, "--step-seconds", 0.2),
 }
+SHORT_TURNS = {
+    1: ("--steps", 2, "--turns", 6, "--step-seconds", 0.5),
+    10: ("--steps", 10, "--turns", 3, "--step-seconds", 0.2),
+}
 
 
 def run(context, record):
@@ -39,8 +43,8 @@ def run(context, record):
         return
     # A dry run leaves out the same with one connection, and what step C runs.
     parts = context.sized(
-        (ends, ends_by_one_connection, launch_queue, staging, torn_and_large, saves, blocks),
-        (ends, launch_queue, staging, saves, blocks),
+        (ends, ends_by_one_connection, launch_queue, staging, blocks, torn_and_large, saves),
+        (ends, launch_queue, staging, blocks, saves),
     )
     for part in parts:
         try:
@@ -164,7 +168,7 @@ def saves(context, record):
     if not context.dry and (free := shutil.disk_usage(MEMORY).free) < 4 * STATE * GB:
         record.not_run("saves into memory", f"{MEMORY} has {free / GB:.1f} GB free, and this takes {4 * STATE:.1f}")
         return
-    for every, turns in TURNS.items():
+    for every, turns in context.sized(TURNS, TURNS, SHORT_TURNS).items():
         for way, words in context.sized(SAVES, {"staging": SAVES["staging"]} if every == 1 else {}).items():
             title = f"saves into memory, {way}, every {every}"
             small = ("--step-seconds", 0, *cost.SMALL)
