@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -11,13 +12,15 @@
 namespace cairn {
 namespace {
 
-Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
+// `tensor` is the first that is wanted of this block; empty if none is.
+Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block, std::string_view tensor) {
   const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
   const std::uint32_t found = Crc32c(block);
   if (found == expected) return Status::Ok();
   return Error(StatusCode::kCorrupt,
-               "{}: CRC32C of data bytes {} to {} (file offset {}): expected {:08x}, found {:08x}", file.name, begin,
-               begin + block.size(), file.header.data_begin + begin, expected, found);
+               "{}: CRC32C of data bytes {} to {} (file offset {}): expected {:08x}, found {:08x}{}", file.name, begin,
+               begin + block.size(), file.header.data_begin + begin, expected, found,
+               tensor.empty() ? "" : fmt::format(", of tensor \"{}\"", tensor));
 }
 
 // Copies data bytes [begin, end) of a shard to the copy's target; `data` points to the bytes from `data_begin` on.
@@ -185,10 +188,12 @@ Status Pipeline::VerifyAndCopy(const Slot& slot) {
   std::size_t first = read.first_copy;
   for (std::uint64_t begin = read.begin; begin < read.end;) {
     const std::uint64_t end = std::min(AlignDown(begin, kChecksumBlock) + kChecksumBlock, read.end);
-    if (!file.header.sums.empty()) {
-      CAIRN_RETURN_IF_ERROR(VerifyBlock(file, begin, Bytes(data + (begin - read.begin), end - begin)));
-    }
     while (first < copies.size() && copies[first].end <= begin) ++first;
+    if (!file.header.sums.empty()) {
+      const bool wanted = first < copies.size() && copies[first].begin < end;
+      CAIRN_RETURN_IF_ERROR(VerifyBlock(file, begin, Bytes(data + (begin - read.begin), end - begin),
+                                        wanted ? copies[first].name : std::string_view()));
+    }
     for (std::size_t i = first; i < copies.size() && copies[i].begin < end; ++i) {
       const PlannedCopy& copy = copies[i];
       // Already done with an earlier block; `first` cannot pass an unfinished copy before it.
