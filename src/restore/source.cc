@@ -119,6 +119,17 @@ Status TensorSource::Read(const RestoreParts& parts, std::span<const Piece> piec
                                            .target = &layouts.back(),
                                            .name = piece.tensor->info.name});
   }
+  return ReadCopies(parts, std::move(copies));
+}
+
+Result<MatchedTensors> TensorSource::Match(const TensorTable& table) const {
+  std::vector<SavedShard> shards;
+  shards.reserve(files_.size());
+  for (const ShardFile& file : files_) shards.push_back({file.name, file.has_header ? &file.header : nullptr});
+  return MatchTensors(shards, 0, table, {});
+}
+
+Status TensorSource::ReadCopies(const RestoreParts& parts, std::vector<std::vector<PlannedCopy>> copies) {
   std::vector<PlannedRead> reads;
   for (std::uint32_t s = 0; s < files_.size(); ++s) {
     if (copies[s].empty()) continue;

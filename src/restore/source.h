@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "restore/plan.h"
 #include "restore/reader.h"
 #include "restore/shard_file.h"
 #include "store/list.h"
@@ -74,6 +75,11 @@ class TensorSource {
   /// Reads and verifies pieces of selected files. Targets of different pieces do not overlap. Errors as for
   /// RestoreCheckpoint.
   Status Read(const RestoreParts& parts, std::span<const Piece> pieces);
+
+  /// Finds the table's tensors in the selected files, as MatchTensors does for rank 0.
+  [[nodiscard]] Result<MatchedTensors> Match(const TensorTable& table) const;
+  /// The same as Read for planned copies, by file.
+  Status ReadCopies(const RestoreParts& parts, std::vector<std::vector<PlannedCopy>> copies);
 
  private:
   TensorSource() = default;
