@@ -27,7 +27,13 @@ int Diff(const DiffOptions& options);
 struct ExportOptions {
   std::string path;
   std::optional<std::uint64_t> step;
+  /// The file to write, or, instead, the folder.
   std::string out;
+  std::string model_folder;
+  /// Of a model folder: where config and tokenizer are, if not in the checkpoint's folder.
+  std::string config_from;
+  /// Of a model folder: of one file.
+  std::string max_shard_size = "50GB";
   /// Exact names or patterns; empty: all.
   std::vector<std::string> names;
   /// Only tensors below this prefix, named without it. Empty: all, as they are named.
@@ -37,6 +43,8 @@ struct ExportOptions {
   bool json = false;
 };
 int Export(const ExportOptions& options);
+/// The part of Export that writes a folder.
+int ExportModelFolder(const ExportOptions& options);
 
 struct CollectOptions {
   std::string root;

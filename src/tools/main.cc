@@ -295,11 +295,21 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 
   ExportOptions& exporting = arguments.exporting;
-  CLI::App* const plain = AddCommand(app, "export", "Write one plain .safetensors file", arguments);
+  CLI::App* const plain =
+      AddCommand(app, "export", "Write one plain .safetensors file, or a folder that from_pretrained reads", arguments);
   AddPath(*plain, "path", arguments.path, side_help)->required();
   AddStep(*plain, "The step to export, if the path is a root", arguments);
-  plain->add_option("--out", exporting.out, "The file to write")->required();
-  plain->add_flag("--force", exporting.force, "Replace the file if it exists");
+  plain->add_option("--out", exporting.out, "The file to write");
+  CLI::Option* const folder = plain->add_option("--model-folder", exporting.model_folder,
+                                                "Instead, the folder to write: weights, config, tokenizer");
+  plain
+      ->add_option("--config-from", exporting.config_from,
+                   "Of a model folder: a folder with config and tokenizer, if the checkpoint's has none")
+      ->needs(folder);
+  plain->add_option("--max-shard-size", exporting.max_shard_size, "Of a model folder: of each file of weights")
+      ->needs(folder)
+      ->capture_default_str();
+  plain->add_flag("--force", exporting.force, "Replace the file if it exists")->excludes(folder);
   plain->add_option("--names", exporting.names, "Only these tensors: names, or patterns with * and ?");
   plain->add_option("--strip-prefix", exporting.strip_prefix,
                     "Only tensors below this, and named without it: model/ for torch's load_state_dict");

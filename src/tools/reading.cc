@@ -65,11 +65,12 @@ Status MissingPath(const std::string& path) {
 Reading::Reading()
     : workers_("cairn-tool", static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U))) {}
 
-Result<std::unique_ptr<Reading>> Reading::Make() {
+Result<std::unique_ptr<Reading>> Reading::Make(int chunks) {
   std::unique_ptr<Reading> reading(new Reading);
   CAIRN_RETURN_IF_ERROR(reading->workers_.status());
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, kQueueDepth));
-  CAIRN_ASSIGN_OR_RETURN(reading->pool_, BufferPool::Make(2 * kQueueDepth * kChunkBytes, kChunkBytes, kQueueDepth));
+  CAIRN_ASSIGN_OR_RETURN(reading->pool_,
+                         BufferPool::Make(static_cast<std::uint64_t>(chunks) * kChunkBytes, kChunkBytes, chunks));
   reading->parts_ = {.queue = std::move(choice.factory),
                      .pool = reading->pool_.get(),
                      .workers = &reading->workers_,

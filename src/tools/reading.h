@@ -15,7 +15,8 @@ namespace cairn::tools {
 /// What commands need to read tensors: a small pool, workers and a queue.
 class Reading {
  public:
-  [[nodiscard]] static Result<std::unique_ptr<Reading>> Make();
+  /// With a pool of so many chunks of 4 MiB.
+  [[nodiscard]] static Result<std::unique_ptr<Reading>> Make(int chunks = 16);
   [[nodiscard]] const RestoreParts& parts() const { return parts_; }
 
  private:

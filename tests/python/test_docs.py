@@ -347,6 +347,7 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         " N": " 1",
         " M": " 2",
         "FILE": str(tmp_path / "exported.safetensors"),
+        "--model-folder DIR": f"--model-folder {tmp_path / 'model'} --config-from {tmp_path / 'base'}",
         "PATTERN...": "model/*",
         "examples/": f"{ROOT}/examples/",
         "12GB": "20MB",
@@ -357,6 +358,8 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         command = command.replace(printed, given)
     (tmp_path / "train").write_text("#!/bin/sh\nwhile :; do i=$((i+1)); echo step=$i; done\n")
     (tmp_path / "train").chmod(0o755)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
     (tmp_path / "profile.json").write_text(PROFILE)
     arguments = command.split()[1:]
     arguments += ["--probe-time=100ms"] if arguments[0] in ("doctor", "tune") else []

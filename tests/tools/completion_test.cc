@@ -69,7 +69,7 @@ TEST_P(CompletionTest, OffersEachSubcommand) {
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
   EXPECT_THAT(Complete({"export", "--"}),
-              IsSupersetOf({"--help", "--json", "--out", "--force", "--names", "--strip-prefix"}));
+              IsSupersetOf({"--help", "--json", "--out", "--model-folder", "--force", "--names", "--strip-prefix"}));
   EXPECT_THAT(Complete({"gc", "--"}), AllOf(IsSupersetOf({"--keep-last", "--dry-run"}), Not(Contains("--force"))));
 }
 

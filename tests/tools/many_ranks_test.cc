@@ -177,6 +177,23 @@ TEST_F(ManyRanksTest, ExportRejectsANameWithDifferentTensors) {
   EXPECT_EQ(of_one.code, 0) << of_one.err;
 }
 
+TEST_F(ManyRanksTest, ExportPutsPartsTogetherInAModelFolder) {
+  const std::vector<SavedShardContent> shards = Shards();
+  Write(1, shards);
+  WriteWholeFile(directory_ / "config.json", "{}");
+
+  const Ran part = Run({"export", root_, "--out", directory_ / "out"});
+  const Ran whole =
+      Run({"export", root_, "--model-folder", directory_ / "out", "--config-from", directory_.path(), "--names", "w"});
+
+  EXPECT_THAT(part.err, HasSubstr("tensor \"w\" is a part"));
+  EXPECT_THAT(part.err, HasSubstr("--model-folder"));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  std::string bytes;
+  for (const SavedShardContent& shard : shards) bytes += shard.tensors[0].bytes;
+  EXPECT_TRUE(ReadWholeFile(directory_ / "out/model.safetensors").ends_with(bytes));
+}
+
 TEST_F(ManyRanksTest, ShowPrintsJsonValuesUnchangedAsJson) {
   const int depth = 200'000;
   const std::string deep = std::string(depth, '[') + std::string(depth, ']');

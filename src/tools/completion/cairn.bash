@@ -14,7 +14,7 @@ _cairn() {
     return
   fi
   case $previous in
-    --out | --profile | --data) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+    --out | --model-folder | --config-from | --profile | --data) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     --step) mapfile -t COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current"); return ;;
     --device) mapfile -t COMPREPLY < <(compgen -W "host cuda" -- "$current"); return ;;
     --means) mapfile -t COMPREPLY < <(compgen -W "line counter rate" -- "$current"); return ;;

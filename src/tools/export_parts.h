@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/unique_fd.h"
+#include "restore/source.h"
+#include "tools/reading.h"
+
+namespace cairn::tools {
+
+// What `cairn export` needs whether it writes one file or a model folder.
+
+/// The name without the prefix; none if it is not below it. "model" is short for "model/" and "model.".
+[[nodiscard]] std::optional<std::string> NameBelow(std::string_view prefix, std::string_view name);
+
+/// Which tensors an export takes.
+class NameFilter {
+ public:
+  /// Those below the prefix that match a pattern; all if there are no patterns.
+  NameFilter(std::string prefix, const std::vector<std::string>& patterns);
+  /// The name in the file; none if it is not taken.
+  [[nodiscard]] std::optional<std::string> Take(std::string_view name);
+  /// NotFound, in the checkpoint at `path`, if none of the names was below the prefix, or one of the patterns has
+  /// matched none.
+  [[nodiscard]] Status CheckUsed(const std::string& path) const;
+
+ private:
+  const std::string prefix_;
+  const std::vector<std::string> patterns_;
+  std::vector<bool> used_;
+  bool below_ = false;
+  // What names begin with: "model/", "optimizer/".
+  std::set<std::string> firsts_;
+};
+
+/// A tensor of a checkpoint, and its name in a file.
+struct NamedInFile {
+  std::string name;
+  std::string in_file;
+};
+/// Unsupported if a file cannot hold one of the names, or two tensors would have one. Names may differ by less there
+/// than in the checkpoint: "model/w" and "model.w" below "model".
+[[nodiscard]] Status CheckNamesInFile(const std::vector<NamedInFile>& tensors);
+
+/// Keeps the first tensor of each name, after checking that the others are equal: several ranks may have written a
+/// replicated tensor, but the ranks' own states may share a name too. Unsupported names one that differs.
+Status KeepOneOfEach(const Reading& reading, TensorSource& source, std::vector<const StoredTensor*>& tensors);
+
+/// A tensor of a plain safetensors file.
+struct PlainTensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t bytes = 0;
+};
+/// The order in which the safetensors library stores tensors.
+[[nodiscard]] bool ComesFirst(DType dtype, std::string_view name, DType other_dtype, std::string_view other_name);
+/// The length prefix and the JSON text, padded like the safetensors library does. The tensors' bytes follow in order.
+[[nodiscard]] Result<std::string> PlainHeader(const std::vector<PlainTensor>& tensors,
+                                              const std::map<std::string, std::string>& metadata);
+
+Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const std::string& path);
+
+/// AlreadyExists, with the way out, if anything has this name, be it a link that leads nowhere.
+[[nodiscard]] Status CheckAbsent(const std::string& target, std::string_view way_out);
+
+/// What an export writes first: a file or folder with a hidden name beside its target. So the target is complete or
+/// absent, even after a crash.
+class Draft {
+ public:
+  /// Removes what exports to this target have left that were killed: nobody holds the lock of their drafts.
+  explicit Draft(const std::string& target);
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+  /// To be called with the draft's descriptor once it exists. Until this process ends, whatever ends it, no other
+  /// export removes the draft.
+  static void Hold(int fd);
+  /// Gives it the target's name, durably. Replaces nothing unless `replace`: then AlreadyExists as of CheckAbsent.
+  Status Publish(IoQueue& queue, bool replace, std::string_view way_out);
+  /// After a failure.
+  void Remove();
+
+ private:
+  std::string target_;
+  std::string folder_;
+  std::string path_;
+};
+
+/// Opens, fsyncs, closes.
+Status SyncPath(IoQueue& queue, const std::string& path, int flags);
+
+}  // namespace cairn::tools

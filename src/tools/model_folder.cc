@@ -1,0 +1,295 @@
+// A folder that transformers' from_pretrained and vLLM read: model.safetensors, or its parts and their index, and
+// beside it config and tokenizer.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "base/human.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "restore/whole_tensors.h"
+#include "tools/commands.h"
+#include "tools/export_parts.h"
+#include "tools/input_file.h"
+#include "tools/interruption.h"
+#include "tools/model_tensors.h"
+#include "tools/output.h"
+#include "tools/quantities.h"
+#include "tools/reading.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr std::string_view kWayOut = "remove it, or give another name";
+constexpr std::string_view kConfig = "config.json";
+constexpr std::string_view kIndex = "model.safetensors.index.json";
+/// Chunks of 4 MiB in the pool, and the smallest window: with two windows below 64 MiB.
+constexpr int kChunks = 6;
+constexpr std::uint64_t kWindow = 8U << 20;
+
+/// A file of weights.
+struct WeightFile {
+  std::string name;
+  std::vector<ModelTensor> tensors;
+};
+
+/// What is written beside the weights.
+struct SideFiles {
+  std::filesystem::path folder;
+  std::vector<std::string> names;
+  /// Of config.json.
+  bool ties_embeddings = false;
+
+  [[nodiscard]] bool HasTokenizer() const {
+    return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+      return name.starts_with("tokenizer") || name.starts_with("vocab") || name.ends_with(".model");
+    });
+  }
+};
+
+bool IsSideFile(const std::filesystem::path& path) {
+  constexpr std::array<std::string_view, 6> kEndings{".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"};
+  constexpr std::array<std::string_view, 2> kOthers{"manifest.json", "trainer_state.json"};
+  const std::string name = path.filename().string();
+  return std::find(kEndings.begin(), kEndings.end(), path.extension().string()) != kEndings.end() &&
+         std::find(kOthers.begin(), kOthers.end(), name) == kOthers.end() && !name.ends_with(".index.json");
+}
+
+Result<SideFiles> FindSideFiles(const std::string& folder, const ExportOptions& options) {
+  SideFiles files{.folder = folder};
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    std::error_code unknown;
+    // A link is followed: caches of models have them.
+    if (IsSideFile(at->path()) && at->is_regular_file(unknown)) files.names.push_back(at->path().filename().string());
+  }
+  if (error) return ErrnoStatus(error.value(), folder);
+  std::sort(files.names.begin(), files.names.end());
+  if (std::find(files.names.begin(), files.names.end(), kConfig) == files.names.end()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: expected config.json, found none: {} a folder that has the model's config and tokenizer, as "
+                 "save_pretrained writes it",
+                 folder, options.config_from.empty() ? "give with --config-from" : "--config-from:");
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::string text,
+                         ReadInputFile((files.folder / kConfig).string(), "a model's config", 16U << 20));
+  const nlohmann::json config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected a JSON object", (files.folder / kConfig).string());
+  }
+  const auto ties = config.find("tie_word_embeddings");
+  files.ties_embeddings = ties != config.end() && *ties == true;
+  return files;
+}
+
+/// As save_pretrained divides them: a file is full when the next tensor would make it larger.
+std::vector<WeightFile> Divide(std::vector<ModelTensor> tensors, std::uint64_t most) {
+  std::vector<WeightFile> files;
+  std::uint64_t filled = 0;
+  for (ModelTensor& tensor : tensors) {
+    if (files.empty() || filled + tensor.bytes > most) {
+      if (files.empty() || !files.back().tensors.empty()) files.emplace_back();
+      filled = 0;
+    }
+    filled += tensor.bytes;
+    files.back().tensors.push_back(std::move(tensor));
+  }
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    files[i].name =
+        files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    std::sort(files[i].tensors.begin(), files[i].tensors.end(), [](const ModelTensor& a, const ModelTensor& b) {
+      return ComesFirst(a.whole.dtype, a.name, b.whole.dtype, b.name);
+    });
+  }
+  return files;
+}
+
+std::string IndexText(const std::vector<WeightFile>& files) {
+  nlohmann::json weight_map = nlohmann::json::object();
+  std::uint64_t bytes = 0;
+  std::uint64_t elements = 0;
+  for (const WeightFile& file : files) {
+    for (const ModelTensor& tensor : file.tensors) {
+      weight_map[tensor.name] = file.name;
+      bytes += tensor.bytes;
+      elements += tensor.bytes / DTypeSize(tensor.whole.dtype);
+    }
+  }
+  const nlohmann::json index = {{"metadata", {{"total_parameters", elements}, {"total_size", bytes}}},
+                                {"weight_map", std::move(weight_map)}};
+  return index.dump(2) + "\n";
+}
+
+/// Many shards hold a little each of one stretch of a tensor, and are read in whole checksum blocks: so windows grow
+/// with their number, as long as two are no more than a shard.
+std::uint64_t WindowBytes(const TensorSource& source) {
+  std::uint64_t largest = 0;
+  for (std::uint32_t file = 0; file < source.files(); ++file) largest = std::max(largest, source.file_bytes(file));
+  return std::clamp(kWindow * source.files(), kWindow, std::max(kWindow, AlignDown(largest / 2, kBlock)));
+}
+
+class FolderWriter {
+ public:
+  FolderWriter(const Reading& reading, TensorSource& source, IoQueue& queue, std::string folder, std::uint64_t total)
+      : reading_(reading),
+        source_(source),
+        queue_(queue),
+        folder_(std::move(folder)),
+        window_(WindowBytes(source)),
+        total_(total),
+        memory_{std::make_unique_for_overwrite<std::byte[]>(window_),
+                std::make_unique_for_overwrite<std::byte[]>(window_)} {}
+
+  Status WriteWeights(const WeightFile& file) {
+    const std::string path = Below(file.name);
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, Create(path));
+    std::vector<PlainTensor> plain;
+    std::vector<WholeTensor> wholes;
+    for (const ModelTensor& tensor : file.tensors) {
+      plain.push_back({tensor.name, tensor.whole.dtype, tensor.whole.shape, tensor.bytes});
+      wholes.push_back(tensor.whole);
+    }
+    CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(plain, {{"format", "pt"}}));
+    CAIRN_RETURN_IF_ERROR(WriteAll(queue_, fd.get(), 0, std::as_bytes(std::span(header)), path));
+    CAIRN_RETURN_IF_ERROR(Stream(wholes, fd.get(), header.size(), path));
+    return RunBlocking(queue_, {.op = IoOp::kFsync, .fd = fd.get(), .name = path}).status();
+  }
+
+  Status WriteText(std::string_view name, const std::string& text) {
+    const std::string path = Below(name);
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, Create(path));
+    CAIRN_RETURN_IF_ERROR(WriteAll(queue_, fd.get(), 0, std::as_bytes(std::span(text)), path));
+    return RunBlocking(queue_, {.op = IoOp::kFsync, .fd = fd.get(), .name = path}).status();
+  }
+
+  Status Copy(const std::filesystem::path& from, const std::string& name) {
+    const std::string path = Below(name);
+    std::error_code error;
+    if (!std::filesystem::copy_file(from, path, error)) {
+      return ErrnoStatus(error.value(), fmt::format("copying {} to {}", from.string(), path));
+    }
+    return SyncPath(queue_, path, O_RDONLY);
+  }
+
+ private:
+  [[nodiscard]] std::string Below(std::string_view name) const { return fmt::format("{}/{}", folder_, name); }
+
+  Result<UniqueFd> Create(const std::string& path) {
+    CAIRN_ASSIGN_OR_RETURN(
+        const std::int64_t fd,
+        RunBlocking(queue_, {.op = IoOp::kOpen, .path = path, .flags = O_WRONLY | O_CREAT | O_EXCL, .mode = 0666}));
+    return UniqueFd(static_cast<int>(fd));
+  }
+
+  /// One window is written while the next one is read.
+  Status Stream(const std::vector<WholeTensor>& tensors, int fd, std::uint64_t offset, const std::string& path) {
+    CAIRN_ASSIGN_OR_RETURN(WholeTensors whole, WholeTensors::Plan(source_, tensors, window_));
+    const auto write = [this, fd, &path](std::uint64_t at, Bytes bytes) -> Status {
+      CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading_.parts().queue());
+      CAIRN_RETURN_IF_ERROR(WriteAll(*queue, fd, at, bytes, path));
+      // Only begins to write it to the disk, or does nothing: the fsync at the end has less to do, and tells of errors.
+      (void)::sync_file_range(fd, static_cast<off_t>(at), static_cast<off_t>(bytes.size()), SYNC_FILE_RANGE_WRITE);
+      return Status::Ok();
+    };
+    std::future<Status> writing;  // Its end is waited for, also after a failure.
+    for (std::size_t window = 0; window < whole.windows(); ++window) {
+      if (interrupted_()) return Error(StatusCode::kCancelled, "interrupted: nothing was written");
+      std::byte* const memory = memory_[window % 2].get();
+      const std::uint64_t bytes = whole.bytes(window);
+      CAIRN_RETURN_IF_ERROR(whole.Read(reading_.parts(), window, memory));
+      if (writing.valid()) CAIRN_RETURN_IF_ERROR(writing.get());
+      writing = std::async(std::launch::async, write, offset, Bytes(memory, bytes));
+      offset += bytes;
+      bar_.Update(done_ += bytes, total_);
+    }
+    return writing.valid() ? writing.get() : Status::Ok();
+  }
+
+  const Reading& reading_;
+  TensorSource& source_;
+  IoQueue& queue_;
+  const std::string folder_;
+  const std::uint64_t window_;
+  const std::uint64_t total_;
+  const std::array<std::unique_ptr<std::byte[]>, 2> memory_;
+  const std::function<bool()> interrupted_ = CatchInterruptions();
+  ProgressBar bar_{"exporting"};
+  std::uint64_t done_ = 0;
+};
+
+Status WriteFolder(const Reading& reading, TensorSource& source, const std::vector<WeightFile>& files,
+                   const SideFiles& beside, std::uint64_t total, const std::string& target) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading.parts().queue());
+  Draft draft(target);
+  std::error_code error;
+  if (!std::filesystem::create_directory(draft.path(), error)) {
+    return ErrnoStatus(error.value(), "making " + draft.path());
+  }
+  const UniqueFd held(::open(draft.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Draft::Hold(held.get());
+  const auto write = [&]() -> Status {
+    FolderWriter writer(reading, source, *queue, draft.path(), total);
+    for (const std::string& name : beside.names) CAIRN_RETURN_IF_ERROR(writer.Copy(beside.folder / name, name));
+    for (const WeightFile& file : files) CAIRN_RETURN_IF_ERROR(writer.WriteWeights(file));
+    if (files.size() > 1) CAIRN_RETURN_IF_ERROR(writer.WriteText(kIndex, IndexText(files)));
+    CAIRN_RETURN_IF_ERROR(SyncPath(*queue, draft.path(), O_RDONLY | O_DIRECTORY));
+    return draft.Publish(*queue, /*replace=*/false, kWayOut);
+  };
+  Status status = write();
+  if (!status.ok()) draft.Remove();
+  return status;
+}
+
+Status Run(const ExportOptions& options) {
+  CAIRN_RETURN_IF_ERROR(CheckAbsent(options.model_folder, kWayOut));
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t most, ParseSize("--max-shard-size", options.max_shard_size));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make(kChunks));
+  CAIRN_ASSIGN_OR_RETURN(TensorSource source, OpenSource(*reading, options.path, options.step));
+  if (source.checkpoint() == nullptr) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected a root or a checkpoint's folder, found a file",
+                 options.path);
+  }
+  const std::string& checkpoint = source.checkpoint()->info.path;
+  CAIRN_ASSIGN_OR_RETURN(const SideFiles beside,
+                         FindSideFiles(options.config_from.empty() ? checkpoint : options.config_from, options));
+  CAIRN_ASSIGN_OR_RETURN(ModelTensors model, FindModelTensors(*reading, source, options, beside.ties_embeddings));
+  if (!beside.HasTokenizer()) {
+    model.warnings.push_back(
+        fmt::format("{} has no tokenizer, so {} gets none", beside.folder.string(), options.model_folder));
+  }
+  for (const std::string& warning : model.warnings) fmt::print(stderr, "cairn: {}\n", Printable(warning));
+
+  std::uint64_t total = 0;
+  for (const ModelTensor& tensor : model.tensors) total += tensor.bytes;
+  const std::size_t tensors = model.tensors.size();
+  const std::vector<WeightFile> files = Divide(std::move(model.tensors), most);
+  CAIRN_RETURN_IF_ERROR(WriteFolder(*reading, source, files, beside, total, options.model_folder));
+  if (options.json) {
+    PrintJson({{"out", options.model_folder}, {"tensors", tensors}, {"bytes", total}, {"files", files.size()}});
+  } else {
+    fmt::print("{}: {}, {} in {}; beside them {} from {}\n", Printable(options.model_folder), Count(tensors, "tensor"),
+               HumanBytes(total), Count(files.size(), "file"), Count(beside.names.size(), "file"),
+               Printable(beside.folder.string()));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+int ExportModelFolder(const ExportOptions& options) {
+  const Status status = Run(options);
+  return status.ok() ? kGood : ReportError(status);
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,252 @@
+#include "tools/model_tensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "base/json_text.h"
+#include "base/status_macros.h"
+#include "tools/export_parts.h"
+#include "tools/windows.h"
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+
+/// In the names of arrays in a value of cairn.dcp.
+constexpr std::string_view kInValue = "/~v";
+constexpr int kDcpVersion = 3;
+
+struct Found {
+  WholeTensor whole;
+  /// Those that a shard holds as a whole.
+  std::vector<const StoredTensor*> copies;
+};
+
+/// By name.
+std::map<std::string, Found> ListFound(const TensorSource& source) {
+  std::map<std::string, Found> all;
+  for (const StoredTensor& tensor : source.tensors()) {
+    const TensorInfo& info = tensor.info;
+    const std::string& name = info.part ? info.part->logical_name : info.name;
+    Found& found = all[name];
+    if (found.whole.name.empty()) found.whole = {name, info.dtype, info.part ? info.part->global_shape : info.shape};
+    if (!info.part) found.copies.push_back(&tensor);
+  }
+  return all;
+}
+
+/// What the texts say that cairn.dcp adds to each shard: see bindings/cairn/_dcp/items.py.
+struct DcpNotes {
+  bool any = false;
+  /// The state dict has a key "model", and a dict there.
+  bool below_model = false;
+  /// What is at the top of the state dict, not in a dict or list below.
+  std::set<std::string> at_top;
+  /// Parts that are not stored, with the tensor that has the same memory.
+  std::map<std::string, std::string> tied;
+  std::set<std::string> pickled;
+  /// Tensors that are kept as bytes, with their dtypes.
+  std::map<std::string, std::string> dtypes;
+};
+
+/// Null if it is missing.
+const json& Member(const json& object, const char* name) {
+  static const json none;
+  const auto found = object.find(name);  // The end, if it is no object.
+  return found == object.end() ? none : *found;
+}
+
+Status AddNotes(const std::string& text, DcpNotes& notes) {
+  const json items = IsNestedTooDeeply(text) ? json() : json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json version = items.is_object() ? Member(items, "version") : json();
+  if (!version.is_number_integer()) return {StatusCode::kCorrupt, "expected an object with a version"};
+  if (version.get<std::int64_t>() > kDcpVersion) {
+    return Error(StatusCode::kUnsupported, "version {}, this Cairn reads {}", version.get<std::int64_t>(), kDcpVersion);
+  }
+  for (const auto& [name, path] : Member(items, "paths").items()) {
+    if (path.is_array() && path.size() > 1 && path[0] == "model") notes.below_model = true;
+    if (path.is_array() && path.size() == 1) notes.at_top.insert(name);
+  }
+  for (const json& tie : Member(items, "tied")) {
+    if (tie.is_array() && tie.size() == 3 && tie[0].is_string() && tie[2].is_string()) {
+      notes.tied.emplace(tie[0].get<std::string>(), tie[2].get<std::string>());
+    }
+  }
+  for (const json& name : Member(items, "pickled")) {
+    if (name.is_string()) notes.pickled.insert(name.get<std::string>());
+  }
+  for (const auto& [name, dtype] : Member(items, "dtypes").items()) {
+    if (dtype.is_string()) notes.dtypes.emplace(name, dtype.get<std::string>());
+  }
+  return Status::Ok();
+}
+
+Result<DcpNotes> ReadNotes(const TensorSource& source) {
+  DcpNotes notes;
+  for (std::uint32_t file = 0; file < source.files(); ++file) {
+    const Values& values = source.header(file).values;
+    const auto found = values.find("dcp");
+    const Json* const text = found == values.end() ? nullptr : std::get_if<Json>(&found->second);
+    if (text == nullptr) continue;
+    notes.any = true;
+    if (const Status status = AddNotes(text->text, notes); !status.ok()) {
+      return Error(status.code(), "{}: its DCP items: {}", source.file_name(file), status.message());
+    }
+  }
+  return notes;
+}
+
+/// Takes out what is no tensor of a model, and adds what is tied to another.
+void Prepare(const DcpNotes& notes, std::map<std::string, Found>& all) {
+  for (const auto& [name, holder] : notes.tied) {
+    const auto held = all.find(holder);
+    if (held != all.end()) all.emplace(name, held->second);
+  }
+  std::erase_if(all, [&](const auto& one) {
+    return notes.any && (notes.pickled.contains(one.first) || one.first.find(kInValue) != std::string::npos);
+  });
+}
+
+/// What the model's names begin with. Leaves only what is at the top in `all` if nothing says where the model is.
+Result<std::string> ChooseModel(const ExportOptions& options, const DcpNotes& notes,
+                                std::map<std::string, Found>& all) {
+  if (!options.strip_prefix.empty()) return options.strip_prefix;
+  if (notes.below_model) return std::string("model.");
+  const std::string key = "model/";
+  const auto below = all.lower_bound(key);
+  if (!notes.any && below != all.end() && below->first.starts_with(key)) return key;
+  if (!options.names.empty()) return std::string();
+  std::erase_if(all, [&](const auto& one) {
+    const auto tie = notes.tied.find(one.first);
+    const std::string& name = tie == notes.tied.end() ? one.first : tie->second;
+    return notes.any ? !notes.at_top.contains(name) : name.find('/') != std::string::npos;
+  });
+  if (!all.empty()) return std::string();
+  return Error(StatusCode::kNotFound,
+               "{}: has no tensors at the top and no key \"model\": say with --strip-prefix where the model is (`cairn "
+               "show` prints the names)",
+               options.path);
+}
+
+/// Unsupported if the Hugging Face Trainer has left frozen parameters out.
+Status CheckWhole(const TensorSource& source) {
+  for (std::uint32_t file = 0; file < source.files(); ++file) {
+    const Values& values = source.header(file).values;
+    const auto found = values.find("tree");
+    const Json* const text = found == values.end() ? nullptr : std::get_if<Json>(&found->second);
+    if (text == nullptr || IsNestedTooDeeply(text->text)) continue;
+    const json tree = json::parse(text->text, nullptr, /*allow_exceptions=*/false);
+    if (!Member(Member(Member(tree, "tree"), "trainer"), "frozen").is_null()) {
+      return Error(StatusCode::kUnsupported,
+                   "{}: holds only what was trained, not the frozen parameters: the Trainer's `export` writes them too",
+                   source.checkpoint()->info.path);
+    }
+  }
+  return Status::Ok();
+}
+
+bool ArePlacedAlike(const Found& a, const Found& b) {
+  for (const StoredTensor* one : a.copies) {
+    for (const StoredTensor* other : b.copies) {
+      if (one->shard == other->shard && one->begin == other->begin && one->info.bytes == other->info.bytes) return true;
+    }
+  }
+  return false;
+}
+
+/// Of two tensors of the same dtype and shape.
+Result<bool> HaveSameBytes(const Reading& reading, TensorSource& source, const WholeTensor& a, const WholeTensor& b) {
+  constexpr std::uint64_t kWindow = 8U << 20;
+  CAIRN_ASSIGN_OR_RETURN(WholeTensors of_a, WholeTensors::Plan(source, {a}, kWindow));
+  CAIRN_ASSIGN_OR_RETURN(WholeTensors of_b, WholeTensors::Plan(source, {b}, kWindow));
+  const auto memory_a = std::make_unique_for_overwrite<std::byte[]>(kWindow);
+  const auto memory_b = std::make_unique_for_overwrite<std::byte[]>(kWindow);
+  for (std::size_t window = 0; window < of_a.windows(); ++window) {
+    CAIRN_RETURN_IF_ERROR(of_a.Read(reading.parts(), window, memory_a.get()));
+    CAIRN_RETURN_IF_ERROR(of_b.Read(reading.parts(), window, memory_b.get()));
+    if (std::memcmp(memory_a.get(), memory_b.get(), of_a.bytes(window)) != 0) return false;
+  }
+  return true;
+}
+
+bool IsHead(std::string_view name) { return name == "lm_head.weight" || name.ends_with(".lm_head.weight"); }
+
+Status LeaveOutTied(const Reading& reading, TensorSource& source, const std::map<std::string, Found>& all,
+                    ModelTensors& model) {
+  std::vector<ModelTensor>& tensors = model.tensors;
+  const auto head =
+      std::find_if(tensors.begin(), tensors.end(), [](const ModelTensor& one) { return IsHead(one.name); });
+  if (head == tensors.end()) return Status::Ok();
+  const ModelTensor* unlike = nullptr;
+  for (const ModelTensor& other : tensors) {
+    if (&other == &*head || other.whole.dtype != head->whole.dtype || other.whole.shape != head->whole.shape) continue;
+    const WholeTensor& a = head->whole;
+    const WholeTensor& b = other.whole;
+    bool same = a.name == b.name || ArePlacedAlike(all.at(a.name), all.at(b.name));
+    if (!same) {
+      CAIRN_ASSIGN_OR_RETURN(same, HaveSameBytes(reading, source, a, b));
+    }
+    if (same) {
+      tensors.erase(head);
+      return Status::Ok();
+    }
+    unlike = &other;
+  }
+  if (unlike != nullptr) {
+    model.warnings.push_back(fmt::format(
+        "{} and {} are tied by the model's config, but differ: both are written as they are. from_pretrained may tie "
+        "them: set tie_word_embeddings to false in config.json",
+        head->name, unlike->name));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<ModelTensors> FindModelTensors(const Reading& reading, TensorSource& source, const ExportOptions& options,
+                                      bool config_ties) {
+  CAIRN_RETURN_IF_ERROR(source.SelectRange(reading.parts(), 0, source.files()));
+  std::map<std::string, Found> all = ListFound(source);
+  CAIRN_ASSIGN_OR_RETURN(const DcpNotes notes, ReadNotes(source));
+  CAIRN_RETURN_IF_ERROR(CheckWhole(source));
+  Prepare(notes, all);
+  CAIRN_ASSIGN_OR_RETURN(std::string prefix, ChooseModel(options, notes, all));
+
+  NameFilter filter(std::move(prefix), options.names);
+  ModelTensors model;
+  std::vector<NamedInFile> named;
+  std::vector<const StoredTensor*> copies;
+  for (const auto& [name, found] : all) {
+    const std::optional<std::string> in_file = filter.Take(name);
+    if (!in_file) continue;
+    if (const auto kept = notes.dtypes.find(name); kept != notes.dtypes.end()) {
+      return Error(StatusCode::kUnsupported,
+                   "tensor \"{}\" has the dtype {}, which safetensors files do not have: leave it out with --names",
+                   name, kept->second);
+    }
+    const std::uint64_t bytes = BoxOf(found.whole.shape, std::nullopt).elements() * DTypeSize(found.whole.dtype);
+    model.tensors.push_back({.name = *in_file, .whole = found.whole, .bytes = bytes});
+    named.push_back({name, *in_file});
+    copies.insert(copies.end(), found.copies.begin(), found.copies.end());
+  }
+  CAIRN_RETURN_IF_ERROR(filter.CheckUsed(options.path));
+  if (model.tensors.empty()) return Error(StatusCode::kNotFound, "{}: holds no tensors", options.path);
+  CAIRN_RETURN_IF_ERROR(CheckNamesInFile(named));
+  CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, copies));
+  if (config_ties) CAIRN_RETURN_IF_ERROR(LeaveOutTied(reading, source, all, model));
+  std::sort(model.tensors.begin(), model.tensors.end(),
+            [](const ModelTensor& a, const ModelTensor& b) { return a.name < b.name; });
+  return model;
+}
+
+}  // namespace cairn::tools
