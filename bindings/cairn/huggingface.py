@@ -227,21 +227,30 @@ class TrainerMixin(_Base):
         self.state.stateful_callbacks |= TrainerState(stateful_callbacks=exportable).stateful_callbacks
         run.checkpointer.protect(self.optimizer)
         if sharded.is_sharded(self.model):
-            run.save_sharded(step, self.model, self.optimizer, *self._plain())
+            trainer, own = self._plain()
+
+            def read_files() -> Files:  # Those of an adapter would be made of its weights.
+                return {} if is_adapter(self.model) else self._files(trainer["state"])
+
+            run.save_sharded(step, self.model, self.optimizer, trainer, own, read_files)
         else:
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
             run.save(step, self._gather, [name for name, _ in model.named_buffers()])
 
     def _gather(self) -> tuple[dict[str, Any], Files]:
         """The checkpoint's tree, and the files of its folder."""
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         trainer, own = self._plain()
-        processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-        state = {TRAINER_STATE_NAME: trainer["state"].encode()}
+        files = self._files(trainer["state"])
         parts = {"optimizer": self.optimizer.state_dict(), **{key: trainer.pop(key) for key in ("scheduler", "scaler")}}
         trainer["frozen"] = self._frozen.of(self.model) if self._only_trainable() else None
         tree = {**weights_of(self.model, self._only_trainable()), TRAINER: trainer | pack(parts), RANK: pack(own)}
-        return tree, {**self._model_files.read(model, processing_class), **state}
+        return tree, files
+
+    def _files(self, state: str) -> Files:
+        """Of the checkpoint's folder: config, tokenizer and trainer_state.json."""
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        return {**self._model_files.read(model, processing_class), TRAINER_STATE_NAME: state.encode()}
 
     def _plain(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is identical on every rank, but for weights and optimizer, and what is this rank's own."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cairn
 import pytest
+from jobs import COMMAND
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -87,6 +89,13 @@ def steps(output: Path) -> list[int]:
 def folders(output: Path) -> list[Path]:
     """The checkpoints' folders, oldest first."""
     return sorted((output / "cairn").glob("step-*"))
+
+
+def exported_by_command(output: Path, *more: str) -> Path:
+    """The folder that the command writes."""
+    folder = output / "by-command"
+    subprocess.run([COMMAND, "export", output / "cairn", *more, "--model-folder", folder], check=True)
+    return folder
 
 
 def a_tokenizer() -> Any:

@@ -15,7 +15,18 @@ from typing import Any
 
 import cairn
 import pytest
-from huggingface_trainer import At, a_gpt2, a_trainer, assert_same_weights, hf, losses, steps, torch, transformers
+from huggingface_trainer import (
+    At,
+    a_gpt2,
+    a_trainer,
+    assert_same_weights,
+    exported_by_command,
+    hf,
+    losses,
+    steps,
+    torch,
+    transformers,
+)
 from jobs import ENVIRONMENT
 
 # Against the stock Trainer
@@ -464,10 +475,12 @@ def test_automodel_reads_what_is_exported(tmp_path: Path) -> None:
     trainer.add_callback(At(6, lambda: trainer.export(4, tmp_path / "during")))
     trainer.train()
     hf.export(tmp_path / "cairn", tmp_path / "plain")
+    command = exported_by_command(tmp_path)
     trainer.model.save_pretrained(tmp_path / "theirs")
 
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+        assert (command / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     assert_same_weights(loaded, trainer.model)
     assert loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
@@ -498,7 +511,7 @@ def test_an_export_writes_over_nothing_and_leaves_no_half(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("tied", ["by the config, not in memory", "in memory, not by the config"])
 def test_an_export_has_each_weight_as_it_was_trained(
-    tmp_path: Path, tied: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tied: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = a_gpt2(tie_word_embeddings=tied.startswith("by"))
     embedding = model.transformer.wte.weight
@@ -506,10 +519,10 @@ def test_an_export_has_each_weight_as_it_was_trained(
     trainer = a_trainer(tmp_path, model=model)
     trainer.train()
     hf.export(tmp_path / "cairn", tmp_path / "out")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert_same_weights(loaded, trainer.model)
+    for folder in (tmp_path / "out", exported_by_command(tmp_path)):
+        assert_same_weights(transformers.AutoModelForCausalLM.from_pretrained(folder), trainer.model)
     said = "lm_head.weight and transformer.wte.weight are tied by the model's config, but differ"
-    assert (said in caplog.text) == tied.startswith("by")
+    assert (said in caplog.text) == (said in capfd.readouterr().err) == tied.startswith("by")
 
 
 def test_what_a_killed_export_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:

@@ -12,7 +12,17 @@ from typing import Any
 import cairn
 import numpy
 import pytest
-from huggingface_trainer import a_trainer, assert_same_weights, folders, hf, losses, steps, torch, transformers
+from huggingface_trainer import (
+    a_trainer,
+    assert_same_weights,
+    exported_by_command,
+    folders,
+    hf,
+    losses,
+    steps,
+    torch,
+    transformers,
+)
 from ranks import World
 
 # Runs in a rank.
@@ -34,11 +44,9 @@ class Sharding(hf.Trainer):
         super().create_accelerator_and_postprocess()
 def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-def train(output, fsdp=False, resume=None, dtype=None, **settings):
+def train(output, fsdp=False, resume=None, dtype=None, tied=True, **settings):
     kind = Sharding if fsdp else hf.Trainer
-    if dtype is not None:
-        settings["model"] = a_gpt2().to(dtype)
-    settings["model"] = a_gpt2().to(dtype)
+    settings["model"] = a_gpt2(tie_word_embeddings=tied).to(dtype)
     trainer = a_trainer(Path(output), kind, ddp_backend="gloo", per_device_train_batch_size=2, **settings)
     trainer.train(resume_from_checkpoint=resume)
     weights = {name: whole(tensor).tolist() for name, tensor in trainer.model.state_dict().items()}
@@ -145,9 +153,12 @@ def test_a_resumed_fsdp2_job_is_the_uninterrupted_one(world: World, tmp_path: Pa
 
     # It is no model folder; an export is.
     hf.export(tmp_path / "cairn", tmp_path / "exported")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    assert {name: tensor.tolist() for name, tensor in loaded.state_dict().items()} == first[0]["weights"]
-    assert loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
+    by_command = exported_by_command(tmp_path, "--max-shard-size", "2KB")
+    assert len(list(by_command.glob("model-*-of-*.safetensors"))) > 2
+    for exported in (tmp_path / "exported", by_command):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(exported)
+        assert {name: tensor.tolist() for name, tensor in loaded.state_dict().items()} == first[0]["weights"]
+        assert loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
 
 
 def test_the_best_fsdp2_model_is_loaded_on_every_rank(world: World, tmp_path: Path) -> None:
@@ -155,12 +166,13 @@ def test_the_best_fsdp2_model_is_loaded_on_every_rank(world: World, tmp_path: Pa
         "max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1,
         "metric_for_best_model": "loss", "greater_is_better": True,
     }  # fmt: skip
-    trained = train(world, tmp_path, fsdp=True, **settings)
+    trained = train(world, tmp_path, fsdp=True, tied=False, **settings)
     assert steps(tmp_path) == [2, 6]
     hf.export(tmp_path / "cairn", tmp_path / "best", 2)
-    best = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "best").state_dict()
-    for one in trained:
-        assert one["weights"] == {name: tensor.tolist() for name, tensor in best.items()}
+    for exported in (tmp_path / "best", exported_by_command(tmp_path, "2")):
+        best = transformers.AutoModelForCausalLM.from_pretrained(exported).state_dict()
+        for one in trained:
+            assert one["weights"] == {name: tensor.tolist() for name, tensor in best.items()}
 
 
 def test_an_fsdp2_job_refuses_what_was_saved_without_it(world: World, tmp_path: Path) -> None:

@@ -53,11 +53,13 @@ def start_save_of(
     gather: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
     *,
     replace: bool = False,
+    hold: float = 0.0,
     is_buffer: Callable[[str], bool] | None = None,
 ) -> Save:
     """The same for what `gather` returns: a state dict, and values by name, which keep their dicts and lists and of which
     rank 0's are written. What `gather` raises on one rank, every rank raises. `is_buffer` tells
     the names of a module's buffers, which may differ, as BatchNorm's do: they are never compared, and one rank's are written.
+    With `hold` the save waits for its release, as in `Checkpointer._start`.
     """
     shares = Uploads.of(checkpointer).shares
 
@@ -81,7 +83,7 @@ def start_save_of(
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:
         return [("dcp", shares.select(items, step).add_to(sink))]
 
-    return checkpointer._start(step, fill, replace=replace)
+    return checkpointer._start(step, fill, replace=replace, hold=hold)
 
 
 def load_into(

@@ -88,26 +88,51 @@ class Run:
                 files.update(weight_index(weights, tied_names(weights), "shard-00000.safetensors", adapter))
             return [("tree", text), *values]
 
+        def start(replace: bool, hold: float) -> Save:
+            save = self.checkpointer._start(step, fill, lambda: replicas, replace=replace, hold=hold)
+            self.checkpointer._comparison.saved(save)
+            return save
+
+        self._start(step, start, files)
+
+    def save_sharded(
+        self,
+        step: int,
+        model: Any,
+        optimizer: Any,
+        shared: dict[str, Any],
+        own: dict[str, Any],
+        read_files: Callable[[], Files],
+    ) -> None:
+        """The same for a model that FSDP2 has sharded; without an index of the weights."""
+        if step in self.saves:
+            unless_disk_hangs(self.saves[step].wait)
+        files: dict[str, bytes | PurePath] = {}
+
+        def start(replace: bool, hold: float) -> Save:
+            return sharded.start(
+                self.checkpointer,
+                step,
+                model,
+                optimizer,
+                shared,
+                own,
+                lambda: files.update(read_files()),
+                replace=replace,
+                hold=hold,
+            )
+
+        self._start(step, start, files)
+
+    def _start(self, step: int, start: Callable[[bool, float], Save], files: Files) -> None:
+        """Starts a save by `start(replace, hold)`, which fills the files that rank 0 writes beside it."""
         leads = self.checkpointer.rank == 0
         if leads:
             self.companions.prepare()
-        replace = step in self.order
-        hold = self.checkpointer._group_timeout if leads else 0.0
-        save = self.checkpointer._start(step, fill, lambda: replicas, replace=replace, hold=hold)
-        self.checkpointer._comparison.saved(save)
+        save = start(step in self.order, self.checkpointer._group_timeout if leads else 0.0)
         if leads:
             self.companions.add(save, files)
         self.saves[step] = self.newest = save
-        self.steps.add(step)
-        self.order.append(step)
-
-    def save_sharded(self, step: int, model: Any, optimizer: Any, shared: dict[str, Any], own: dict[str, Any]) -> None:
-        """The same for a model that FSDP2 has sharded; without files."""
-        if step in self.saves:
-            unless_disk_hangs(self.saves[step].wait)
-        self.saves[step] = self.newest = sharded.start(
-            self.checkpointer, step, model, optimizer, shared, own, replace=step in self.order
-        )
         self.steps.add(step)
         self.order.append(step)
 

@@ -4,12 +4,14 @@
      "trainer": {"text": ..., "tensors": {...}},     of rank 0: the state, the scheduler, the scaler
      "trainer_rank0": {...}, "trainer_rank1": ...}   of each rank: random generators, the loss of now
 
-They can be read by any number of ranks. Such a checkpoint's folder is no model folder, because no file has a whole
-tensor; `read_whole` puts them together.
+They can be read by any number of ranks. Config and tokenizer are beside the shards. But such a checkpoint's folder is no
+model folder, because no file has a whole tensor; `read_whole` puts them together, and so does `cairn export
+--model-folder`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,13 +43,17 @@ def start(
     optimizer: Any,
     shared: dict[str, Any],
     own: dict[str, Any],
+    read_files: Callable[[], None],
     *,
     replace: bool,
+    hold: float,
 ) -> Save:
-    """Starts the save; every rank calls it."""
+    """Starts the save; every rank calls it. `read_files` runs within, so that its error reaches the ranks that would wait
+    for this one."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
+        read_files()
         weights = get_model_state_dict(model)
         state = {
             "model": {name: one if name in parameters else _copied(one) for name, one in weights.items()},
@@ -60,7 +66,7 @@ def start(
     def is_buffer(fqn: str) -> bool:
         return fqn.startswith("model.") and fqn.removeprefix("model.") not in parameters
 
-    return direct.start_save_of(checkpointer, step, gather, replace=replace, is_buffer=is_buffer)
+    return direct.start_save_of(checkpointer, step, gather, replace=replace, hold=hold, is_buffer=is_buffer)
 
 
 def load_model(
