@@ -21,13 +21,13 @@ endif()
 # cairn_unity(TARGET): several of its files are compiled as one, which takes half of the time. pip and the scripts enable it
 # (CAIRN_UNITY), but not scripts/build: who changes one file compiles that one alone, and clang-tidy proves that each includes
 # what it needs.
-# Names in anonymous namespaces must differ within a batch. Where there are no tests, as for pip, a layer is one batch: who
-# installs changes nothing, and it takes a seventh less.
+# Names in anonymous namespaces must differ within a batch. A layer is one batch, which takes a seventh less, and is the same
+# for pip and for the tests: a name that pip's build would find twice, they find too.
 function(cairn_unity target)
   if(CAIRN_UNITY)
     set(batch 8)
     get_property(layers GLOBAL PROPERTY CAIRN_LAYERS)
-    if(NOT CAIRN_BUILD_TESTS AND target IN_LIST layers)
+    if(target IN_LIST layers)
       set(batch 0)  # All.
     endif()
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})

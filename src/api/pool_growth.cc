@@ -88,11 +88,10 @@ void PoolGrowth::Grow(std::uint64_t state_bytes, Severity severity) {
             .message = fmt::format("the pool stays at {}, for a state of {}: {}", HumanBytes(now),
                                    HumanBytes(state_bytes), status.message())});
   } else if (pool_.pinned() && now > before) {
-    Notify(
-        {.severity = severity,
-         .message = fmt::format("pinned {} more of host memory in {}, for a state of {}: "
-                                "host_memory_bytes={} does so at Open",
-                                HumanBytes(now - before), HumanSeconds(took.count()), HumanBytes(state_bytes), now)});
+    Notify({.severity = severity,
+            .message = fmt::format("pinned {} more of host memory in {}, for a state of {}: "
+                                   "host_memory_bytes={} does so at Open",
+                                   HumanBytes(now - before), HumanDuration(took), HumanBytes(state_bytes), now)});
   }
 }
 

@@ -8,9 +8,7 @@ namespace {
 
 using Clock = SaveTask::Clock;
 
-std::string Since(Clock::time_point begun) {
-  return HumanSeconds(std::chrono::duration<double>(Clock::now() - begun).count());
-}
+std::string Since(Clock::time_point begun) { return HumanDuration(Clock::now() - begun); }
 
 }  // namespace
 

@@ -175,11 +175,11 @@ class Members {
 
 // Refuses what readers would refuse: values that are not finite, not UTF-8 or invalid JSON.
 Result<std::string> ValuesJson(const Values& values) {
-  std::string json = EncodeValues(values);
-  if (const auto read = DecodeValues(json, "values"); !read.ok()) {
+  std::string text = EncodeValues(values);
+  if (const auto read = DecodeValues(text, "values"); !read.ok()) {
     return Status(StatusCode::kInvalidArgument, read.status().message());
   }
-  return json;
+  return text;
 }
 
 // Returns the offset of the checksum table's first digit; 0 if there is none.

@@ -7,12 +7,6 @@
 #include "base/status_macros.h"
 
 namespace cairn {
-namespace {
-
-std::string Human(std::chrono::nanoseconds span) { return HumanSeconds(std::chrono::duration<double>(span).count()); }
-
-}  // namespace
-
 bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
   const Clock::time_point now = Clock::now();
   const std::optional<UnansweredOp> slow = FindSlow(queue, now);
@@ -25,7 +19,7 @@ bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
     if (hangs.ok()) {
       events.push_back({.severity = Severity::kWarning,
                         .message = fmt::format("the disk answers again, after {}: saves are taken again",
-                                               Human(now - hung_since_))});
+                                               HumanDuration(now - hung_since_))});
     } else {
       hung_since_ = queue.OldestSince(/*removals=*/false);
       events.push_back(

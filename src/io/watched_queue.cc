@@ -8,19 +8,14 @@
 #include "base/status_macros.h"
 
 namespace cairn {
-namespace {
-
-std::string Human(std::chrono::nanoseconds span) { return HumanSeconds(std::chrono::duration<double>(span).count()); }
-
-}  // namespace
 
 std::string DescribeWait(const UnansweredOp& one) {
-  return fmt::format("{} has waited for the disk for {}", one.what, Human(Deadline::Clock::now() - one.since));
+  return fmt::format("{} has waited for the disk for {}", one.what, HumanDuration(Deadline::Clock::now() - one.since));
 }
 
 Status DiskHangs(const UnansweredOp& one, std::chrono::nanoseconds stall_timeout) {
   return Error(StatusCode::kDeadlineExceeded, StatusDetail::kDiskHangs, "{}, beyond stall_timeout ({})",
-               DescribeWait(one), Human(stall_timeout));
+               DescribeWait(one), HumanDuration(stall_timeout));
 }
 
 void WatchedQueue::Submit(IoRequest request, IoDone done) {

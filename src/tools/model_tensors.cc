@@ -166,11 +166,11 @@ bool ArePlacedAlike(const Found& a, const Found& b) {
 
 /// Of two tensors of the same dtype and shape.
 Result<bool> HaveSameBytes(const Reading& reading, TensorSource& source, const WholeTensor& a, const WholeTensor& b) {
-  constexpr std::uint64_t kWindow = 8U << 20;
-  CAIRN_ASSIGN_OR_RETURN(WholeTensors of_a, WholeTensors::Plan(source, {a}, kWindow));
-  CAIRN_ASSIGN_OR_RETURN(WholeTensors of_b, WholeTensors::Plan(source, {b}, kWindow));
-  const auto memory_a = std::make_unique_for_overwrite<std::byte[]>(kWindow);
-  const auto memory_b = std::make_unique_for_overwrite<std::byte[]>(kWindow);
+  constexpr std::uint64_t kCompared = 8U << 20;
+  CAIRN_ASSIGN_OR_RETURN(WholeTensors of_a, WholeTensors::Plan(source, {a}, kCompared));
+  CAIRN_ASSIGN_OR_RETURN(WholeTensors of_b, WholeTensors::Plan(source, {b}, kCompared));
+  const auto memory_a = std::make_unique_for_overwrite<std::byte[]>(kCompared);
+  const auto memory_b = std::make_unique_for_overwrite<std::byte[]>(kCompared);
   for (std::size_t window = 0; window < of_a.windows(); ++window) {
     CAIRN_RETURN_IF_ERROR(of_a.Read(reading.parts(), window, memory_a.get()));
     CAIRN_RETURN_IF_ERROR(of_b.Read(reading.parts(), window, memory_b.get()));
