@@ -3,7 +3,8 @@
 //   build/release/bin/bench_micro --benchmark_filter=checksum
 //
 // Peers: for a block in the cache, as in the engine, a table-driven CRC (ISA-L's fallback) and the processor's crc32
-// instruction in one chain; for memory outside the cache, the sum of its words, the cost of reading alone.
+// instruction in one chain; for memory outside the cache, the sum of its words, the cost of reading alone. For sums and
+// copies that look for what is not finite: the same without the look.
 #include <isa-l/crc.h>
 
 #include <cstdint>
@@ -53,6 +54,24 @@ Pair SumUp(std::size_t bytes, int times, Peer peer, bool same) {
           .peer = Timed([words, peer] { benchmark::DoNotOptimize(peer(*words)); }, times)};
 }
 
+// Zeros of a dtype, in blocks, so that each kind of sum takes its way.
+template <typename Work>
+Pair Look(std::size_t bytes, std::size_t block, Work work) {
+  const auto words = std::make_shared<Words>(bytes / sizeof(std::uint64_t));
+  const auto copy = std::make_shared<Words>(words->size());
+  const auto each_block = [words, copy, block, work](DType dtype) {
+    const Bytes from = std::as_bytes(std::span(*words));
+    auto* const to = reinterpret_cast<std::byte*>(copy->data());
+    NonFinite worst = NonFinite::kNone;
+    for (std::size_t at = 0; at < from.size(); at += block) {
+      benchmark::DoNotOptimize(work(from.subspan(at, block), to + at, FiniteLook{.dtype = dtype, .worst = &worst}));
+    }
+    Expect(worst == NonFinite::kNone, "checksum: zeros are finite");
+  };
+  return {.cairn = Timed([each_block] { each_block(DType::kBF16); }),
+          .peer = Timed([each_block] { each_block(DType::kU8); })};
+}
+
 }  // namespace
 
 void AddChecksum(const Settings& settings) {
@@ -70,6 +89,15 @@ void AddChecksum(const Settings& settings) {
         cold, 1, [](const Words& words) { return std::accumulate(words.begin(), words.end(), std::uint64_t{0}); },
         /*same=*/false);
   });
+  const auto sum = [](Bytes from, std::byte* /*to*/, const FiniteLook& look) { return Crc32c(from, 0, look); };
+  const auto copy = [](Bytes from, std::byte* to, const FiniteLook& look) { return CopyWithCrc32c(from, to, 0, look); };
+  constexpr std::size_t kShort = 32U << 10;
+  AddPair(settings, "checksum/look_sum", "the same without a look", 1.03, 10,
+          [=] { return Look(cold, kChecksumBlock, sum); });
+  AddPair(settings, "checksum/look_copy", "the same without a look", 1.03, 10,
+          [=] { return Look(cold, kChecksumBlock, copy); });
+  AddPair(settings, "checksum/look_copy_of_32KiB", "the same without a look", 1.1, 10,
+          [=] { return Look(cold, kShort, copy); });
 }
 
 }  // namespace cairn::bench

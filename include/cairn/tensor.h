@@ -41,6 +41,15 @@ enum class DType : std::uint8_t {
 [[nodiscard]] std::string_view DTypeName(DType dtype);
 [[nodiscard]] std::optional<DType> DTypeFromName(std::string_view name);
 
+/// Whether tensors hold values that are not finite. Greater is worse.
+enum class NonFinite : std::uint8_t {
+  kNone,
+  kInfinity,  ///< Infinities and no NaN.
+  kNaN,
+};
+/// "inf" or "nan", as manifests have it; empty for kNone.
+[[nodiscard]] std::string_view NonFiniteName(NonFinite nonfinite);
+
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
 struct DeviceId {
