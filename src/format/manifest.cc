@@ -61,6 +61,7 @@ class ManifestReader final : public JsonEvents {
     kFile,
     kLength,
     kHeaderDigest,
+    kNonFinite,
     kIndexFile,
     kIndexLength,
     kIndexHead,
@@ -71,7 +72,7 @@ class ManifestReader final : public JsonEvents {
     std::string_view name;
     Field field;
   };
-  static constexpr std::array<Known, 19> kKnown{{
+  static constexpr std::array<Known, 20> kKnown{{
       {At::kTop, "format_version", Field::kVersion},
       {At::kTop, "required_features", Field::kFeatures},
       {At::kTop, "step", Field::kStep},
@@ -87,6 +88,7 @@ class ManifestReader final : public JsonEvents {
       {At::kShard, "file", Field::kFile},
       {At::kShard, "length", Field::kLength},
       {At::kShard, "header_digest", Field::kHeaderDigest},
+      {At::kShard, "nonfinite", Field::kNonFinite},
       {At::kIndex, "file", Field::kIndexFile},
       {At::kIndex, "length", Field::kIndexLength},
       {At::kIndex, "head", Field::kIndexHead},
@@ -214,6 +216,11 @@ bool ManifestReader::OnMember(const JsonScalar& value) {
       manifest.shards.back().header_digest = *digest;
       return true;
     }
+    case Field::kNonFinite:
+      for (const NonFinite one : {NonFinite::kInfinity, NonFinite::kNaN}) {
+        if (value.text == NonFiniteName(one)) manifest.shards.back().nonfinite = one;
+      }
+      return true;
     case Field::kIndexFile:
     case Field::kIndexLength:
     case Field::kIndexHead:
@@ -267,7 +274,7 @@ bool ManifestReader::OnOpen(char bracket) {
       next = At::kIndex;
       manifest.index.emplace();
     } else if (at == At::kSkipped || at == At::kIndex || field_ == Field::kIndex ||
-               (field_ == Field::kUnknown && at != At::kShards)) {
+               ((field_ == Field::kUnknown || field_ == Field::kNonFinite) && at != At::kShards)) {
       next = At::kSkipped;
     } else if (at == At::kTop && field_ == Field::kFeatures && array) {
       next = At::kFeatures;
@@ -293,6 +300,7 @@ bool ManifestReader::OnClose() {
   if (level.at == At::kIndex && index_members_ != kIndexMembers) manifest.index.reset();
   for (const Known& known : kKnown) {
     if (known.at == At::kIndex || known.field == Field::kIndex) continue;
+    if (known.field == Field::kNonFinite) continue;
     if (known.at == level.at && std::find(level.keys.begin(), level.keys.end(), known.name) == level.keys.end()) {
       return Fail("{}: missing", Place(known.name));
     }
@@ -324,6 +332,12 @@ bool IsSound(const ManifestIndex& index, const std::vector<ManifestShard>& shard
 
 }  // namespace
 
+NonFinite WorstOf(const std::vector<ManifestShard>& shards) {
+  NonFinite worst = NonFinite::kNone;
+  for (const ManifestShard& shard : shards) worst = std::max(worst, shard.nonfinite);
+  return worst;
+}
+
 std::string EncodeManifest(const Manifest& manifest) {
   std::string out = fmt::format("{{\n \"format_version\":{},\n \"required_features\":[", kManifestVersion);
   for (std::size_t i = 0; i < manifest.required_features.size(); ++i) {
@@ -349,7 +363,11 @@ std::string EncodeManifest(const Manifest& manifest) {
     AppendDecimal(out, shard.length);
     out += ",\"header_digest\":\"";
     AppendHex32(out, shard.header_digest);
-    out += "\"}";
+    out += '"';
+    if (shard.nonfinite != NonFinite::kNone) {
+      out += fmt::format(",\"nonfinite\":\"{}\"", NonFiniteName(shard.nonfinite));
+    }
+    out += '}';
   }
   out += ']';
   if (manifest.index) {

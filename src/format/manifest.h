@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cairn/status.h"
+#include "cairn/tensor.h"
 
 namespace cairn {
 
@@ -24,8 +25,12 @@ struct ManifestShard {
   std::string file;
   std::uint64_t length = 0;
   std::uint32_t header_digest = 0;
+  /// Whether its tensors held infinities or NaNs. kNone also where nobody looked, or the member is invalid.
+  NonFinite nonfinite = NonFinite::kNone;
   friend bool operator==(const ManifestShard&, const ManifestShard&) = default;
 };
+
+[[nodiscard]] NonFinite WorstOf(const std::vector<ManifestShard>& shards);
 
 struct ManifestParent {
   std::uint64_t step = 0;

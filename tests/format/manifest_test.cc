@@ -19,8 +19,12 @@ Manifest Rich() {
   manifest.attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
   manifest.parent = ManifestParent{.step = 900, .attempt = "5f2b7c1e-8f53-4a8e-b5b2-0d9a3d3e9c44"};
   manifest.world = 2;
-  manifest.shards = {{.file = "shard-00000.safetensors", .length = 4096, .header_digest = 0x00c0ffee},
-                     {.file = "shard-00001.safetensors", .length = ~0ULL, .header_digest = 0xffffffff}};
+  manifest.shards = {
+      {.file = "shard-00000.safetensors",
+       .length = 4096,
+       .header_digest = 0x00c0ffee,
+       .nonfinite = NonFinite::kInfinity},
+      {.file = "shard-00001.safetensors", .length = ~0ULL, .header_digest = 0xffffffff, .nonfinite = NonFinite::kNaN}};
   return manifest;
 }
 
@@ -135,6 +139,16 @@ TEST(ManifestCorruption, RequiredFeatures) {
   ExpectBroken(Edited("features\":[]", "features\":{}"), "required_features: expected another type");
   ExpectBroken(Edited("features\":[]", "features\":null"), "required_features: expected an array, found null");
   ExpectBroken(Edited("\"required_features\":[],", ""), "required_features: missing");
+}
+
+TEST(Manifest, AMarkThatIsNoneIsSkipped) {
+  for (const char* other : {"\"-nan\"", "\"\"", "7", "true", "null", "[[\"nan\"]]", "{\"nan\":\"nan\"}"}) {
+    const auto decoded = DecodeManifest(Edited("\"nan\"", other), "m");
+
+    ASSERT_TRUE(decoded.ok()) << other << ": " << decoded.status();
+    EXPECT_EQ(WorstOf(decoded->shards), NonFinite::kInfinity) << other;
+  }
+  EXPECT_EQ(WorstOf(Rich().shards), NonFinite::kNaN);
 }
 
 TEST(ManifestCorruption, Step) {
