@@ -157,6 +157,8 @@ struct CheckpointInfo {
   std::uint64_t world = 0;              ///< Ranks that wrote it.
   std::uint64_t bytes = 0;              ///< Of all its files, as its manifest has them.
   bool pinned = false;
+  /// Whether tensors held infinities or NaNs when they were saved. kNone also where nobody looked: Options::nonfinite.
+  NonFinite nonfinite = NonFinite::kNone;
   std::string path;
   /// Corrupt where its manifest does not verify; the other fields are then empty but for step and path. Ok says nothing
   /// of the shards: they are looked at by who opens them.

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/bytes.h"
+#include "base/finite.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
 
@@ -32,6 +33,17 @@ std::uint64_t ChoosePoolLimit(const Options& options, std::uint64_t ranks_of_nod
   constexpr std::uint64_t kLeastChunk = 4U << 20;
   const std::uint64_t chunk = options.chunk_bytes == 0 ? kLeastChunk : options.chunk_bytes;
   return std::max(ChooseHostMemory(ranks_of_node), static_cast<std::uint64_t>(options.queue_depth) * chunk);
+}
+
+/// Whoever sums bytes looks at them, so the host must.
+Result<MarkNonFinite> ChooseNonFinite(const Options& options) {
+  const bool host_sums = options.checksums && !options.gpu_checksums;
+  if (options.nonfinite == MarkNonFinite::kMark && !host_sums) {
+    return Error(StatusCode::kInvalidArgument, "nonfinite: expected \"off\" or \"auto\" {}, found \"mark\"",
+                 options.checksums ? "with gpu_checksums" : "without checksums");
+  }
+  if (options.nonfinite != MarkNonFinite::kAuto) return options.nonfinite;
+  return host_sums && FindsNonFiniteCheaply() ? MarkNonFinite::kMark : MarkNonFinite::kOff;
 }
 
 /// One rank's part of what is enough for the whole node.
@@ -79,6 +91,7 @@ Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
   if (options.gpu_checksums && !options.checksums) {
     return Error(StatusCode::kInvalidArgument, "gpu_checksums: expected false, as checksums is false, found true");
   }
+  CAIRN_ASSIGN_OR_RETURN(options.nonfinite, ChooseNonFinite(options));
   CAIRN_RETURN_IF_ERROR(in_range("file_mode", options.file_mode, 0U, 0777U));
   CAIRN_RETURN_IF_ERROR(in_range("directory_mode", options.directory_mode, 0U, 0777U));
   // The writer itself must be able to read and write its files.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,8 @@ struct CopyPiece {
   /// Logical bytes from one row to the next: at least end - begin.
   std::uint64_t tensor_pitch = 0;
   std::uint64_t memory_pitch = 0;
+  /// Of the tensor; only for CopyBatch::worst.
+  DType dtype = DType::kU8;
 
   [[nodiscard]] std::uint64_t bytes() const { return (end - begin) * rows; }
   [[nodiscard]] std::uint64_t tensor_end() const { return end + (rows - 1) * tensor_pitch; }
@@ -50,6 +53,9 @@ struct CopyBatch {
   /// kChecksumBlock, counted from the first piece's start, before `done` is called, which must keep it alive. The
   /// pieces must then have one row each and lie back to back in memory.
   std::uint32_t* sums = nullptr;
+  /// If not null, and the CPU computes the sums: raised to the worst value that the pieces hold (FindNonFinite). They
+  /// must then begin and end between elements.
+  std::atomic<NonFinite>* worst = nullptr;
 };
 
 /// The most operations that a batch for a device with streams may consist of; see InBatches.

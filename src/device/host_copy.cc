@@ -98,24 +98,32 @@ void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, 
   };
   skip_finished();
   std::uint32_t crc = 0;
+  NonFinite worst = NonFinite::kNone;
+  const auto look_in = [&](const CopyPiece& piece) {
+    return batch.worst != nullptr ? FiniteLook{.dtype = piece.dtype, .worst = &worst} : FiniteLook{};
+  };
   for (std::uint64_t at = begin; at < end;) {
     const CopyPiece& piece = batch.pieces[i];
     std::byte* const memory = piece.memory + skip;
     std::uint64_t n = std::min({kChecksumBlock - at % kChecksumBlock, end - at, piece.bytes() - skip});
     if (n >= kLongRun && batch.direction == CopyDirection::kToHost && IsRun(piece)) {
-      crc = CopyWithCrc32c({piece.tensor->base + piece.begin + skip, n}, memory, crc);
+      crc = CopyWithCrc32c({piece.tensor->base + piece.begin + skip, n}, memory, crc, look_in(piece));
       skip += n;
       skip_finished();
     } else {
       n = std::min(kSlice - at % kSlice, end - at);
+      const std::byte* unsummed = memory;
       for (std::uint64_t left = n; left > 0;) {
-        const std::uint64_t part = std::min(left, batch.pieces[i].bytes() - skip);
-        CopyPart(batch.direction, batch.pieces[i], skip, part);
+        const CopyPiece& next = batch.pieces[i];
+        const std::uint64_t part = std::min(left, next.bytes() - skip);
+        CopyPart(batch.direction, next, skip, part);
         left -= part;
         skip += part;
+        const std::byte* const copied = next.memory + skip;
         skip_finished();
+        const bool last_of_dtype = left == 0 || batch.pieces[i].dtype != next.dtype;
+        if (summed && last_of_dtype) crc = Crc32c({std::exchange(unsummed, copied), copied}, crc, look_in(next));
       }
-      if (summed) crc = Crc32c({memory, n}, crc);
     }
     at += n;
     if (summed && (at % kChecksumBlock == 0 || at == end)) {
@@ -123,6 +131,7 @@ void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, 
     }
     if (link != nullptr) link->Pass(n);
   }
+  if (worst != NonFinite::kNone) Raise(*batch.worst, worst);
 }
 
 }  // namespace cairn

@@ -145,7 +145,8 @@ std::string EncodePrepared(const PreparedMessage& message) {
                {"restored", message.restored},
                {"file", message.shard.file},
                {"length", message.shard.length},
-               {"digest", message.shard.header_digest}});
+               {"digest", message.shard.header_digest},
+               {"nonfinite", static_cast<int>(message.shard.nonfinite)}});
 }
 
 Result<PreparedMessage> DecodePrepared(int rank, std::string_view text) {
@@ -169,6 +170,10 @@ Result<PreparedMessage> DecodePrepared(int rank, std::string_view text) {
                     message.shard.file == ShardName(static_cast<std::uint64_t>(rank));
   if (!good) return InvalidMessage(rank, text);
   message.shard.header_digest = static_cast<std::uint32_t>(number);
+  if (!read.Take("nonfinite", number) || number > static_cast<unsigned>(NonFinite::kNaN)) {
+    return InvalidMessage(rank, text);
+  }
+  message.shard.nonfinite = static_cast<NonFinite>(number);
   return message;
 }
 

@@ -97,6 +97,7 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
     copies.lane = NextLane(device);
     if (by_device.size() == 1 && !sums_.empty() && device.CheckSums(copies.pieces).ok()) {
       copies.sums = &sums_[begin / kChecksumBlock];
+      if (looks()) copies.worst = &worst_;
     }
     const bool reads = id_of_device.kind == DeviceKind::kCpu
                            ? task_.snapshot().reads_cpu()
@@ -119,11 +120,13 @@ void Capture::Plan(std::uint64_t batch, Device& device, bool reads, CopyBatch co
   if (parts.size() > 1) copies.sums = nullptr;
   batches_.at(batch).chunk.summed = copies.sums != nullptr;
   for (std::vector<CopyPiece>& pieces : parts) {
-    planned_.push_back(
-        {.batch = batch,
-         .copy = of_batch.size(),
-         .copies = {
-             .direction = copies.direction, .lane = copies.lane, .pieces = std::move(pieces), .sums = copies.sums}});
+    planned_.push_back({.batch = batch,
+                        .copy = of_batch.size(),
+                        .copies = {.direction = copies.direction,
+                                   .lane = copies.lane,
+                                   .pieces = std::move(pieces),
+                                   .sums = copies.sums,
+                                   .worst = copies.worst}});
     of_batch.push_back({.device = &device, .reads = reads});
     reads_planned_ += reads ? 1 : 0;
     reads_left_ += reads ? 1 : 0;
@@ -246,7 +249,8 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
         for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
           const std::uint64_t block = (chunk->begin + at) / kChecksumBlock;
           if (chunk->summed && !Compares(block)) continue;
-          const std::uint32_t sum = Crc32c({chunk->buffer.data() + at, std::min(kChecksumBlock, size - at)});
+          const std::uint32_t sum =
+              SumBlock(chunk->begin + at, {chunk->buffer.data() + at, std::min(kChecksumBlock, size - at)});
           if (chunk->summed && sum != sums_[block]) status = Differs(block, sum);
           sums_[block] = sum;
         }
@@ -257,6 +261,18 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
           self->stopped() ? self->callbacks_.quiet() : self->callbacks_.summed();
         });
       });
+}
+
+std::uint32_t Capture::SumBlock(std::uint64_t begin, Bytes bytes) {
+  if (!looks()) return Crc32c(bytes);
+  std::uint32_t crc = 0;
+  NonFinite worst = NonFinite::kNone;
+  for (const Snapshot::Run& run : task_.snapshot().Runs(begin, begin + bytes.size())) {
+    crc = Crc32c(bytes.first(run.bytes), crc, {.dtype = run.dtype, .worst = &worst});
+    bytes = bytes.subspan(run.bytes);
+  }
+  Raise(worst_, worst);
+  return crc;
 }
 
 bool Capture::Compares(std::uint64_t block) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -90,6 +91,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   void ReleaseStaging();
   /// One for each kChecksumBlock of the stream, once all chunks are done. Empty if checksums are off.
   [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return sums_; }
+  /// The worst value of the stream, once all chunks are done. kNone if nobody looks (Options::nonfinite).
+  [[nodiscard]] NonFinite nonfinite() const { return worst_; }
 
  private:
   enum class CopyState : std::uint8_t { kPlanned, kInFlight, kDone };
@@ -133,6 +136,9 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] int NextLane(const Device& device);
   [[nodiscard]] Status LaunchPlanned();
   [[nodiscard]] Status Launch(Planned planned);
+  // The sum of a block of the stream. Looks for what is not finite.
+  [[nodiscard]] std::uint32_t SumBlock(std::uint64_t begin, Bytes bytes);
+  [[nodiscard]] bool looks() const { return context_.parts.options.nonfinite == MarkNonFinite::kMark; }
   // Whether the host sums this block too, which a GPU has summed.
   [[nodiscard]] bool Compares(std::uint64_t block) const;
   [[nodiscard]] Status Differs(std::uint64_t block, std::uint32_t sum) const;
@@ -148,6 +154,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   SaveTask& task_;
   const Callbacks callbacks_;
   std::vector<std::uint32_t> sums_;
+  std::atomic<NonFinite> worst_ = NonFinite::kNone;
   std::map<std::uint64_t, Batch> batches_;
   StagedChunks staged_;
   // In stream order.

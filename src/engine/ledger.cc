@@ -109,8 +109,9 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
   return known;
 }
 
-void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
-  CheckpointInfo one{.step = plan.step, .generation = plan.generation, .attempt = attempt, .pinned = plan.pin};
+void Ledger::Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite) {
+  CheckpointInfo one{
+      .step = plan.step, .generation = plan.generation, .attempt = attempt, .pinned = plan.pin, .nonfinite = nonfinite};
   MutexLock lock(mutex_);
   in_flight_.erase(plan.step);
   unknown_.erase(plan.step);

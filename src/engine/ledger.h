@@ -40,7 +40,8 @@ class Ledger {
   /// the root again.
   bool Relist(const std::vector<CheckpointInfo>& found) CAIRN_EXCLUDES(mutex_);
   /// The save is durable, as this attempt.
-  void Committed(const SavePlan& plan, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
+  void Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite = NonFinite::kNone)
+      CAIRN_EXCLUDES(mutex_);
   /// The caller's tensors now hold this checkpoint; further saves continue from it.
   void Restored(std::uint64_t step, std::uint64_t generation, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
 

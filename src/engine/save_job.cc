@@ -223,7 +223,7 @@ void SaveJob::Settle(Status status) {
   settled_ = true;
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
-    if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid());
+    if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite());
     context_.Notify({.kind = EventKind::kSaveDurable, .step = plan.step});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {

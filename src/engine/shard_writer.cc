@@ -118,6 +118,7 @@ void ShardWriter::SealIfWritten(const Capture& capture) {
   if (!task_.MarkCommitting()) return callbacks_.failed(task_.cancelled().value_or(task_.status()));
   if (!stage_.MoveTo(Stage::kSealing)) return;
   if (context_.parts.options.checksums) header_->SetSums(capture.checksums());
+  nonfinite_ = capture.nonfinite();
   const Bytes header = std::as_bytes(std::span(header_->bytes()));
   if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&ShardWriter::OnSealed));
   attempt_->SealAndCommit(header, MakeManifest({shard()}), task_.plan().replace, Later(&ShardWriter::OnCommitted));
@@ -132,7 +133,8 @@ void ShardWriter::OnSealed(Status status) {
 ManifestShard ShardWriter::shard() const {
   return {.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
           .length = header_->data_begin() + task_.snapshot().bytes(),
-          .header_digest = header_->digest()};
+          .header_digest = header_->digest(),
+          .nonfinite = nonfinite_};
 }
 
 Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
@@ -149,6 +151,7 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
 void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs) {
   if (!stage_.MoveTo(Stage::kCommitting)) return;
   index_runs.at(0) = std::move(index_run_);
+  nonfinite_ = WorstOf(shards);
   attempt_->Commit(MakeManifest(std::move(shards)), std::move(index_runs), task_.plan().replace,
                    Later(&ShardWriter::OnCommitted));
 }

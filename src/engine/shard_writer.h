@@ -91,6 +91,9 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// Takes all ranks' shards and the others' index runs; adds this rank's run.
   void Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs);
 
+  /// What the checkpoint is marked with.
+  [[nodiscard]] NonFinite nonfinite() const { return nonfinite_; }
+
   /// A commit in progress waits for no reader any more.
   void Hurry() {
     if (attempt_ != nullptr) attempt_->Hurry();
@@ -136,6 +139,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::string index_run_;
   std::unique_ptr<Attempt> attempt_;
   std::deque<std::shared_ptr<FilledChunk>> ready_;
+  // Of this rank's tensors, once sealing begins; of all ranks', from Commit on.
+  NonFinite nonfinite_ = NonFinite::kNone;
   // Stream bytes whose writes are complete.
   std::uint64_t written_ = 0;
   Deadline release_by_ = Deadline::Infinite();

@@ -41,6 +41,9 @@ void Snapshot::LayOut() {
   for (const std::uint32_t i : order) {
     offsets_.push_back(offsets_.back() + (*table_)[i].bytes());
     source_.push_back(by_entry[i] != nullptr ? by_entry[i] : &(*table_)[i].layout);
+    const DType dtype = (*table_)[i].dtype;
+    if (runs_.empty() || runs_.back().dtype != dtype) runs_.push_back({dtype, 0});
+    runs_.back().bytes += (*table_)[i].bytes();
   }
 }
 
@@ -53,10 +56,26 @@ std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t
     const std::uint64_t from = std::max(begin, offsets_[place]);
     const std::uint64_t to = std::min(end, offsets_[place + 1]);
     if (from == to) continue;  // No elements.
-    pieces.push_back({(*table_)[order[place]].device,
-                      {source_[place], from - offsets_[place], to - offsets_[place], memory + (from - begin)}});
+    const TensorEntry& entry = (*table_)[order[place]];
+    pieces.push_back({entry.device,
+                      {.tensor = source_[place],
+                       .begin = from - offsets_[place],
+                       .end = to - offsets_[place],
+                       .memory = memory + (from - begin),
+                       .dtype = entry.dtype}});
   }
   return pieces;
+}
+
+std::vector<Snapshot::Run> Snapshot::Runs(std::uint64_t begin, std::uint64_t end) const {
+  std::vector<Run> runs;
+  std::uint64_t at = 0;
+  for (const Run& run : runs_) {
+    const std::uint64_t from = std::max(begin, at);
+    at += run.bytes;
+    if (const std::uint64_t to = std::min(end, at); from < to) runs.push_back({run.dtype, to - from});
+  }
+  return runs;
 }
 
 ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard,

@@ -32,6 +32,12 @@ class Snapshot {
     CopyPiece copy;
   };
   [[nodiscard]] std::vector<Piece> Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const;
+  /// Stream bytes [begin, end) by dtype, in stream order: at most one run of each.
+  struct Run {
+    DType dtype;
+    std::uint64_t bytes;
+  };
+  [[nodiscard]] std::vector<Run> Runs(std::uint64_t begin, std::uint64_t end) const;
 
   /// Whether CPU memory other than the small tensors is read after the call of Save.
   [[nodiscard]] bool reads_cpu() const { return reads_cpu_; }
@@ -51,6 +57,8 @@ class Snapshot {
   // are read from.
   std::vector<std::uint64_t> offsets_{0};
   std::vector<const StridedLayout*> source_;
+  // All of the stream by dtype.
+  std::vector<Run> runs_;
   // The copies of small CPU tensors.
   std::deque<StridedLayout> moved_;
 };

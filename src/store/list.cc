@@ -98,6 +98,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   info.attempt = manifest.attempt;
   if (manifest.parent) info.parent = manifest.parent->step;
   info.world = manifest.world;
+  info.nonfinite = WorstOf(manifest.shards);
   // If the pin cannot be checked, it counts as set.
   info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
   info.path = folder.text();
@@ -293,10 +294,13 @@ std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> 
   std::copy_if(list.begin(), list.end(), std::back_inserter(verified), [](const auto* c) { return c->status.ok(); });
   std::vector<std::uint64_t> retired;
   if (keep_last == 0 || verified.size() <= keep_last) return retired;
+  // Reversed, so that it is the newest of several.
+  const CheckpointInfo* const best = *std::min_element(
+      verified.rbegin(), verified.rend(), [](const auto* a, const auto* b) { return a->nonfinite < b->nonfinite; });
   verified.resize(verified.size() - keep_last);
   for (const CheckpointInfo* checkpoint : verified) {
     const bool milestone = keep_every != 0 && checkpoint->step % keep_every == 0;
-    if (!checkpoint->pinned && !milestone) retired.push_back(checkpoint->step);
+    if (!checkpoint->pinned && !milestone && checkpoint != best) retired.push_back(checkpoint->step);
   }
   return retired;
 }

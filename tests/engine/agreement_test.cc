@@ -15,7 +15,10 @@ using testing::HasSubstr;
 PreparedMessage Prepared() {
   return {.step = 7,
           .restored = "the-parent",
-          .shard = {.file = "shard-00003.safetensors", .length = 1ULL << 40, .header_digest = 0xfedcba98}};
+          .shard = {.file = "shard-00003.safetensors",
+                    .length = 1ULL << 40,
+                    .header_digest = 0xfedcba98,
+                    .nonfinite = NonFinite::kNaN}};
 }
 
 TEST(Agreement, EncodesTheAttempt) {
@@ -134,6 +137,7 @@ TEST(Agreement, NamesTheRankOfAnInvalidMessage) {
                                                         {"shard-00003", "shard-00002"},
                                                         {"shard-00003", "../shard-00003"},
                                                         {"4275878552", "42758785520"},
+                                                        {"\"nonfinite\":2", "\"nonfinite\":3"},
                                                         {"\"restored\":", "\"restore\":"}}) {
     ASSERT_THAT(good, HasSubstr(from));
     std::string changed = good;

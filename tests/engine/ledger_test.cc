@@ -41,6 +41,16 @@ TEST(Ledger, NamesTheFolderOfACommittedStepIfKnown) {
   EXPECT_EQ(ledger.Admit(200, IfExists::kFail).status().message(), "step 200 is committed already");
 }
 
+TEST(Ledger, KeepsTheLastFiniteOne) {
+  Ledger ledger({}, /*keep_last=*/1, 0);
+  for (const auto& [step, found] : std::vector<std::pair<std::uint64_t, NonFinite>>{
+           {1, NonFinite::kNone}, {2, NonFinite::kNone}, {3, NonFinite::kNaN}, {4, NonFinite::kInfinity}}) {
+    ledger.Committed(*ledger.Admit(step, IfExists::kFail), "attempt", found);
+  }
+
+  EXPECT_THAT(ledger.Retire(), ElementsAre(1, 3));
+}
+
 TEST(Ledger, RejectsAStepInFlight) {
   Ledger ledger({}, 3, 0);
   ASSERT_TRUE(ledger.Admit(7, IfExists::kFail).ok());

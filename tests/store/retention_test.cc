@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 
 #include "store/list.h"
 
@@ -75,6 +76,25 @@ TEST(Retention, AbandonedLineIsOlderWhateverItsSteps) {
 
   EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 20, 40, 50));
   EXPECT_THAT(Retired(list, 2, 0), ElementsAre(10, 20, 40));
+}
+
+// By kinds from the oldest on: 'f' is finite, 'i' has infinities, 'n' has NaNs.
+std::vector<std::uint64_t> RetiredOfKinds(std::string_view kinds, std::uint64_t keep_last) {
+  std::vector<CheckpointInfo> list;
+  for (const char kind : kinds) {
+    list.push_back(Stored(list.size() + 1));
+    list.back().nonfinite = kind == 'f' ? NonFinite::kNone : kind == 'i' ? NonFinite::kInfinity : NonFinite::kNaN;
+  }
+  return Retired(list, keep_last, 0);
+}
+
+TEST(Retention, KeepsTheNewestOfTheBestKind) {
+  EXPECT_THAT(RetiredOfKinds("ffnnn", 2), ElementsAre(1, 3));
+  EXPECT_THAT(RetiredOfKinds("fnfnn", 2), ElementsAre(1, 2)) << "it is not among keep_last";
+  EXPECT_THAT(RetiredOfKinds("fnnfn", 2), ElementsAre(1, 2, 3)) << "it is among keep_last";
+  EXPECT_THAT(RetiredOfKinds("iinn", 1), ElementsAre(1, 3)) << "infinities are on purpose where all have some";
+  EXPECT_THAT(RetiredOfKinds("fiin", 1), ElementsAre(2, 3));
+  EXPECT_THAT(RetiredOfKinds("nnn", 1), ElementsAre(1, 2)) << "as if none was marked";
 }
 
 TEST(Retention, DamagedOnesAreNeitherCountedNorRemoved) {
