@@ -91,8 +91,12 @@ std::string MetricsText(const json& metrics) {
 
 std::string Note(const CheckpointInfo& info) {
   if (!info.status.ok()) return Coloured(Printable(info.status.ToString()), Colour::kRed);
-  if (!info.pinned) return "";
-  return FindPin(info.path) == PinOwner::kBest ? "pinned by keep_best" : "pinned";
+  std::string note = MarkText(info.nonfinite);
+  if (info.pinned) {
+    note += fmt::format("{}pinned{}", note.empty() ? "" : ", ",
+                        FindPin(info.path) == PinOwner::kBest ? " by keep_best" : "");
+  }
+  return note;
 }
 
 /// Without the columns that are empty below the header.

@@ -78,6 +78,18 @@ std::string CommitTime(const CheckpointInfo& info) {
   return time ? fmt::format("{:%F %T}", *time) : "-";
 }
 
+std::string MarkText(NonFinite nonfinite) {
+  switch (nonfinite) {
+    case NonFinite::kNone:
+      return "";
+    case NonFinite::kInfinity:
+      return "has infinities";
+    case NonFinite::kNaN:
+      return "has NaNs";
+  }
+  return "";
+}
+
 std::string Coloured(std::string text, Colour colour) {
   static const bool colours = [] {
     const char* const terminal = std::getenv("TERM");
@@ -131,6 +143,8 @@ json ToJson(const CheckpointInfo& info) {
   out["world"] = info.world;
   out["bytes"] = info.bytes;
   out["pinned"] = info.pinned;
+  const bool finite = info.nonfinite == NonFinite::kNone;
+  out["nonfinite"] = finite ? json(nullptr) : json(NonFiniteName(info.nonfinite));
   return out;
 }
 

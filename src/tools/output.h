@@ -30,6 +30,8 @@ int ReportError(const Status& status);
 
 /// When the checkpoint was committed, which is its manifest's time: "2026-11-29 00:41:07", local; "-" if unknown.
 [[nodiscard]] std::string CommitTime(const CheckpointInfo& info);
+/// "has NaNs", "has infinities"; empty for kNone.
+[[nodiscard]] std::string MarkText(NonFinite nonfinite);
 
 enum class Colour : std::uint8_t { kRed, kGreen, kYellow };
 /// In this colour if stdout is a terminal that has colours, and NO_COLOR is not set; else unchanged.

@@ -24,12 +24,15 @@ bool Asks(bool yes) { return !yes && ::isatty(STDIN_FILENO) == 1; }
 void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
                        const std::vector<CheckpointInfo>& doomed) {
   std::uint64_t good = 0;
-  for (auto newest = list.rbegin(); newest != list.rend() && good < enough; ++newest) {
+  NonFinite best = NonFinite::kNaN;
+  for (auto newest = list.rbegin(); newest != list.rend(); ++newest) {
     CheckpointInfo& info = newest->info;
+    if (good >= enough && info.nonfinite >= best) continue;
     if (!info.status.ok() || HasStep(doomed, info.step)) continue;
     info.status = CheckShardFiles(*newest);
     if (info.status.ok()) {
       ++good;
+      best = std::min(best, info.nonfinite);
     } else {
       fmt::print(stderr, "step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
     }

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -169,10 +170,17 @@ void ShowFile(const std::string& path, const TensorSource& source, bool json) {
   PlainText(head).Add(source, 0, 0);
 }
 
-std::string Describe(const CheckpointInfo& info) {
+std::string Describe(const CheckpointInfo& info, const std::vector<ManifestShard>& shards) {
   std::string text = fmt::format("step {}  {}  generation {}  world {}  {}{}\nattempt {}\n", info.step,
                                  CommitTime(info), info.generation, info.world, HumanBytes(info.bytes),
                                  info.pinned ? "  pinned" : "", Printable(info.attempt));
+  if (const NonFinite worst = info.nonfinite; worst != NonFinite::kNone) {
+    const auto has = [worst](const ManifestShard& shard) { return shard.nonfinite == worst; };
+    const auto first = std::find_if(shards.begin(), shards.end(), has);
+    const auto more = static_cast<std::uint64_t>(std::count_if(std::next(first), shards.end(), has));
+    text += fmt::format("{}: {}{}\n", MarkText(worst), Printable(first->file),
+                        more == 0 ? "" : fmt::format(" and {}", Count(more, "other shard")));
+  }
   if (info.parent) text += fmt::format("restored from step {}\n", *info.parent);
   return text;
 }
@@ -206,7 +214,7 @@ int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool
     status = Print(**reading, *source, text);
     if (status.ok()) text.End();
   } else {
-    PlainText text(Describe(info));
+    PlainText text(Describe(info, source->checkpoint()->manifest.shards));
     status = Print(**reading, *source, text);
   }
   return status.ok() ? kGood : ReportError(status);
