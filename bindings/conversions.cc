@@ -68,6 +68,8 @@ py::dict FromInfo(const CheckpointInfo& info) {
   fields["world"] = info.world;
   fields["bytes"] = info.bytes;
   fields["pinned"] = info.pinned;
+  const bool finite = info.nonfinite == NonFinite::kNone;
+  fields["nonfinite"] = finite ? py::object(py::none()) : py::object(py::str(NonFiniteName(info.nonfinite)));
   fields["path"] = info.path;
   fields["damage"] = info.status.ok() ? py::object(py::none()) : py::object(py::str(info.status.message()));
   return fields;

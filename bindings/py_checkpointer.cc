@@ -10,8 +10,8 @@ std::unique_ptr<PyCheckpointer> Open(
     const std::string& when_full, double full_timeout, double stall_timeout, double close_timeout, double open_timeout,
     bool take_over, unsigned file_mode, unsigned directory_mode, std::uint64_t host_memory, std::uint64_t chunk,
     int queue_depth, int worker_threads, int copy_streams, std::uint64_t staging, std::vector<int> cuda_devices,
-    bool checksums, bool gpu_checksums, bool recycle, const std::string& io_queue, std::size_t trace_events,
-    const PyStoreGroup* group, const std::optional<NodeRanks>& node, double group_timeout,
+    bool checksums, bool gpu_checksums, const std::string& nonfinite, bool recycle, const std::string& io_queue,
+    std::size_t trace_events, const PyStoreGroup* group, const std::optional<NodeRanks>& node, double group_timeout,
     std::optional<std::tuple<double, double, double>> steering, const std::string& unfenced_writes) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
@@ -26,6 +26,8 @@ std::unique_ptr<PyCheckpointer> Open(
       {"wait", WhenFull::kWait}, {"skip", WhenFull::kSkip}, {"replace", WhenFull::kReplace}};
   static const std::vector<std::pair<std::string, IoQueueKind>> kIo = {
       {"auto", IoQueueKind::kAuto}, {"io_uring", IoQueueKind::kUring}, {"threads", IoQueueKind::kThreads}};
+  static const std::vector<std::pair<std::string, MarkNonFinite>> kNonFinite = {
+      {"auto", MarkNonFinite::kAuto}, {"off", MarkNonFinite::kOff}, {"mark", MarkNonFinite::kMark}};
   static const std::vector<std::pair<std::string, UnfencedWrites::Then>> kUnfencedWrites = {
       {"fail", UnfencedWrites::Then::kFail},
       {"warn", UnfencedWrites::Then::kWarn},
@@ -59,6 +61,7 @@ std::unique_ptr<PyCheckpointer> Open(
                                                   .cuda_devices = std::move(cuda_devices),
                                                   .checksums = checksums,
                                                   .gpu_checksums = gpu_checksums,
+                                                  .nonfinite = one_of("nonfinite", nonfinite, kNonFinite),
                                                   .recycle = recycle,
                                                   .io_queue = one_of("io_queue", io_queue, kIo),
                                                   .trace_events = trace_events},
@@ -78,8 +81,9 @@ void BindCheckpointer(py::module_& module) {
       .def(py::init(&Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a, "max_in_flight"_a,
            "when_full"_a, "full_timeout"_a, "stall_timeout"_a, "close_timeout"_a, "open_timeout"_a, "take_over"_a,
            "file_mode"_a, "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "worker_threads"_a,
-           "copy_streams"_a, "staging"_a, "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "recycle"_a, "io_queue"_a,
-           "trace_events"_a, "group"_a, "node"_a, "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
+           "copy_streams"_a, "staging"_a, "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "nonfinite"_a,
+           "recycle"_a, "io_queue"_a, "trace_events"_a, "group"_a, "node"_a, "group_timeout"_a, "steering"_a,
+           "unfenced_writes"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "elsewhere"_a, "replace"_a,
            "pin"_a, "replicas"_a, "hold"_a, "held"_a, "entry"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)

@@ -98,7 +98,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
         ("max_in_flight", "queue_depth", "worker_threads", "copy_streams", "file_mode", "directory_mode"), _small
     ),
     **dict.fromkeys(("full_timeout", "open_timeout", "stall_timeout", "close_timeout", "group_timeout"), seconds),
-    **dict.fromkeys(("when_full", "io_queue", "unfenced_writes"), _text),
+    **dict.fromkeys(("when_full", "io_queue", "nonfinite", "unfenced_writes"), _text),
     **dict.fromkeys(("read_only", "take_over", "checksums", "gpu_checksums", "recycle"), flag),
     "cuda_devices": _numbers,
 }

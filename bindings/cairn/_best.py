@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cairn")
 MODES = ("min", "max")
+KINDS = (None, "inf", "nan")  # What a checkpoint is marked with, best first.
 
 
 def check_best(keep: int, metric: str, mode: str) -> None:
@@ -90,7 +91,8 @@ def ranked(
     listed: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Of those listed (all, if None), the good checkpoints that have this metric, best first; of equal ones the newest
-    first. `known` has the metrics by attempt, and gets those that are read here."""
+    first. Of several kinds (finite, with infinities, with NaNs) only those of the best one count. `known` has the
+    metrics by attempt, and gets those that are read here."""
     known = {} if known is None else known
     infos = [info for info in (core.checkpoints() if listed is None else listed) if info["damage"] is None]
     for info in infos:
@@ -105,11 +107,14 @@ def ranked(
     there = {info["attempt"] for info in infos}
     for attempt in [one for one in known if one not in there]:
         del known[attempt]
+    kinds = {KINDS.index(info["nonfinite"]) for info in infos}
     sign = 1.0 if mode == "min" else -1.0
     scored = [
         (sign * value, -info["generation"], -info["step"], info)
         for info in infos
-        if (value := known.get(info["attempt"], {}).get(metric)) is not None and not math.isnan(value)
+        if KINDS.index(info["nonfinite"]) == min(kinds)
+        and (value := known.get(info["attempt"], {}).get(metric)) is not None
+        and not math.isnan(value)
     ]
     return [info for *_, info in sorted(scored, key=lambda one: one[:3])]
 

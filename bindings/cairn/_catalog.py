@@ -33,7 +33,7 @@ class Catalog:
 
     def best(self, metric: str, mode: str = "min") -> int | None:
         """Step of the checkpoint with the lowest (or with "max" the highest) value of a metric; None if no checkpoint
-        has it. Of equal ones the newest."""
+        has it. Of equal ones the newest. If some checkpoints are finite, only these count (see `nonfinite`)."""
         if mode not in MODES:
             raise InvalidArgument(f'mode: expected "min" or "max", found {mode!r}')
         found = ranked(self._core, metric, mode)

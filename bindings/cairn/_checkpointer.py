@@ -81,9 +81,14 @@ class Checkpointer(Saving, Restoring, Catalog):
       gpu_checksums  have GPUs compute them for chunks that are contiguous tensors of one GPU, or are staged. They then
                      cost almost no host core, and also cover the way from the GPU's memory: the host compares one block in
                      32, and a save whose copy differs raises Corrupt. Proven on an H200 alone
+      nonfinite      "mark" checkpoints with floating point tensors that hold NaNs or infinities (`Checkpoint.nonfinite`),
+                     "off", or "auto": "mark" where it costs little, which is where the host computes the checksums and
+                     its CPU has AVX2. Nothing fails. Retention keeps the newest checkpoint of the best kind (finite;
+                     with infinities; with NaNs) besides keep_last, if it is older than these; `keep_best` and `best`
+                     go by the checkpoints of that kind only
       recycle        overwrite the blocks of retired checkpoints that nobody else has open: a quarter faster than new
                      blocks. The disk then holds at most keep_last + max_in_flight + 1 checkpoints, plus those that
-                     keep_every and pins keep
+                     keep_every and pins keep, and one that nonfinite keeps
       io_queue       "auto", "io_uring" or "threads"
       file_mode      permissions of new files, before the umask. 0o640 and 0o750 let another user of the group read
       directory_mode permissions of new folders
@@ -136,6 +141,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         cuda_devices: Sequence[int] = (),
         checksums: bool = True,
         gpu_checksums: bool = False,
+        nonfinite: str = "auto",
         recycle: bool = True,
         io_queue: str = "auto",
         file_mode: int = 0o644,
@@ -184,6 +190,7 @@ class Checkpointer(Saving, Restoring, Catalog):
             "cuda_devices": cuda_devices,
             "checksums": checksums,
             "gpu_checksums": gpu_checksums,
+            "nonfinite": nonfinite,
             "recycle": recycle,
             "io_queue": io_queue,
             "trace_events": trace_events,

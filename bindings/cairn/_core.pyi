@@ -125,6 +125,7 @@ class Checkpointer:
         cuda_devices: list[int],
         checksums: bool,
         gpu_checksums: bool,
+        nonfinite: str,
         recycle: bool,
         io_queue: str,
         trace_events: int,

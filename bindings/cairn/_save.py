@@ -71,6 +71,7 @@ class Checkpoint:
     world: int
     bytes: int
     pinned: bool
+    nonfinite: str | None  # "nan" or "inf" if its tensors held NaNs or infinities; None if not, or if nobody looked.
     path: str
     damage: str | None  # Why its manifest cannot be read; None if the manifest is good. Says nothing of the shards.
     _describe: Callable[[str, str], dict[str, Any]] = field(repr=False, compare=False)

@@ -88,6 +88,30 @@ def test_it_goes_on_after_a_restart_and_with_other_options(make: Make) -> None:
         make(keep_best=1)
 
 
+def test_the_best_and_the_last_one_kept_are_finite(make: Make) -> None:
+    checkpointer = make(**BEST, nonfinite="mark")
+    for step, (loss, weight) in enumerate([(0.3, 1), (0.1, math.nan), (0.4, 3), (0.2, math.inf), (0.5, 5)], start=1):
+        checkpointer.save(step, {"w": np.full(10, weight)}, metrics={"loss": loss})
+    checkpointer.drain()
+    assert checkpointer.steps() == [1, 3, 5] and checkpointer.best("loss") == 1
+
+    for step, weight in enumerate([math.inf, math.nan, math.nan], start=6):
+        checkpointer.save(step, {"w": np.full(10, weight)}, metrics={"loss": 0.0})
+    checkpointer.drain()
+    listed = checkpointer.checkpoints()
+    assert [(one.step, one.nonfinite) for one in listed] == [(1, None), (3, None), (5, None), (8, "nan")]
+    assert [one.pinned for one in listed] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("weight", [math.inf, math.nan])
+def test_where_all_are_marked_it_is_as_if_none_were(make: Make, weight: float) -> None:
+    checkpointer = make(keep_last=1, keep_best=1, best_metric="loss", nonfinite="mark")
+    for step, loss in enumerate([0.5, 0.1, 0.9, 0.8], start=1):
+        checkpointer.save(step, {"mask": np.full(10, weight)}, metrics={"loss": loss})
+    checkpointer.drain()
+    assert checkpointer.steps() == [2, 4] and checkpointer.best("loss") == 2
+
+
 def test_a_pin_of_the_user_s_is_never_taken_away(make: Make) -> None:
     checkpointer = make(**BEST)
     save_all(checkpointer, [0.3, 0.2])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import subprocess
 from pathlib import Path
 
@@ -34,6 +37,26 @@ def test_retention_of_a_running_job_keeps_what_the_command_pins(tmp_path: Path) 
             checkpointer.save(step, {"weight": torch.zeros(10)}).wait()
 
     assert cairn.Checkpointer(root, read_only=True).steps() == [1, 3]
+
+
+def test_what_is_not_finite_is_told_by_ls_show_and_json(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with cairn.Checkpointer(root, host_memory="64MiB", nonfinite="mark") as checkpointer:
+        for step, value in enumerate([1.0, -math.inf, math.nan], start=1):
+            tree = {"half": torch.full((300, 300), value, dtype=torch.bfloat16), "count": torch.full((9,), -1)}
+            checkpointer.save(step, tree).wait()
+        checkpointer.pin(2)
+
+    def run(*arguments: str | Path) -> str:
+        return subprocess.run([COMMAND, *arguments], check=True, capture_output=True, text=True).stdout
+
+    lines = run("ls", root).splitlines()
+    listed = json.loads(run("ls", root, "--json"))
+    assert not re.search("NaN|infin", lines[1])
+    assert lines[2].endswith("has infinities, pinned") and lines[3].endswith("has NaNs")
+    assert [one["nonfinite"] for one in listed] == [None, "inf", "nan"]
+    assert "has NaNs: shard-00000.safetensors\n" in run("show", root, "3") and "has " not in run("show", root, "1")
+    assert json.loads(run("gc", root, "--keep-last", "1", "--dry-run", "--json"))["chosen"] == []
 
 
 def test_load_state_dict_takes_the_exported_file_whole(tmp_path: Path) -> None:

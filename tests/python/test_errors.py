@@ -94,6 +94,7 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         ("worker_threads", 5000, "worker_threads: expected 0 to 1024, found 5000"),
         ("chunk", 12345, "^chunk: expected"),
         ("file_mode", 0, "^file_mode, directory_mode"),
+        ("nonfinite", "no", '^nonfinite: expected one of "auto", "off", "mark", found "no"'),
         ("queue_depth", 1025, "^queue_depth: expected 0 to 1024"),
     ]:
         calls[name] = lambda o=option, v=value: cairn.Checkpointer(tmp_path / "x", **small | {o: v})

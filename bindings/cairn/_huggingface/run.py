@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import _tree
+from .._best import KINDS
 from .._checkpointer import Checkpointer
 from .._errors import FailedPrecondition, NotFound, unless_disk_hangs
 from .._ranks.replicas import Rules
@@ -161,8 +162,10 @@ class Run:
         self.pinned = best
 
     def _remove_if_old(self, step: int) -> None:
-        kept = self.checkpointer.steps()[-self.keep_last :]
-        if step not in kept and not (self.keep_every and step % self.keep_every == 0):
+        kinds = {one.step: KINDS.index(one.nonfinite) for one in self.checkpointer.checkpoints() if one.damage is None}
+        kept = [*kinds][-self.keep_last :]
+        last_of_its_kind = step in kinds and kinds[step] < min(kinds[one] for one in kept)
+        if step not in kept and not last_of_its_kind and not (self.keep_every and step % self.keep_every == 0):
             with suppress(NotFound, FailedPrecondition):  # FailedPrecondition: somebody reads it.
                 self.checkpointer.remove(step)
 
