@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from typing import Any
 
 import cairn
 import pytest
+from cairn._huggingface.model_folder import Companions
+from cairn._huggingface.run import Run
 from huggingface_trainer import (
     At,
     a_gpt2,
@@ -297,6 +300,21 @@ def test_the_best_model_is_pinned_kept_and_loaded_at_the_end(tmp_path: Path) -> 
     assert again.state.best_model_checkpoint == str(moved / "cairn/step-00000000000000000012")
     with cairn.Checkpointer(moved / "cairn", read_only=True) as checkpointer:
         assert [(one.step, one.pinned) for one in checkpointer.checkpoints()] == [(12, True), (14, False)]
+
+
+def test_the_former_best_stays_if_it_is_the_last_finite_one(tmp_path: Path) -> None:
+    with cairn.Checkpointer(tmp_path, host_memory="64MiB", keep_last=1, nonfinite="mark") as checkpointer:
+        for step, weight in enumerate([1.0, math.nan, math.nan], start=1):
+            checkpointer.save(step, {"w": torch.full((9,), weight)}, pin=step < 3).wait()
+        run = Run(checkpointer, {"keep_last": 1}, "", Companions(tmp_path), is_sharded=False)
+        run.pinned = 1
+
+        run.pin_best(2, wait=True)
+        after_the_second = checkpointer.steps()
+        run.pin_best(3, wait=True)
+
+        assert after_the_second == [1, 2, 3]
+        assert checkpointer.steps() == [1, 3]
 
 
 def test_a_run_that_goes_back_pins_no_step_of_the_abandoned_one(tmp_path: Path) -> None:
