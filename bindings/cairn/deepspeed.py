@@ -46,6 +46,7 @@ from ._memory import cloned
 from ._ranks import replicas
 from ._save import Save
 from ._tree import tensors as tree_tensors
+from ._tree.casts import Casts, allows_loss
 from ._tree.reader import Reader, kinds_in, scalar
 
 _log = logging.getLogger("cairn")
@@ -56,16 +57,19 @@ _OBJECTS: dict[str, Any] = {kind.__name__: kind for kind in (LossScaler, Dynamic
 _ENUMS: dict[str, Any] = {ZeroStageEnum.__name__: ZeroStageEnum}
 
 
-def attach(engine: Any, save_dir: str | os.PathLike[str], **options: Any) -> CheckpointEngine:
+def attach(
+    engine: Any, save_dir: str | os.PathLike[str], *, cast: str | None = None, **options: Any
+) -> CheckpointEngine:
     """Makes a DeepSpeedEngine save into `save_dir`, and load from it, through Cairn. Every rank calls it, once.
 
     Options are Checkpointer's (host_memory, max_in_flight, keep_last, ...). Saves are fenced before each step of the
-    engine's optimizer. Call the result's `close` at the end: it waits for saves in flight and raises a failure.
+    engine's optimizer. Call the result's `close` at the end: it waits for saves in flight and raises a failure. A load into a
+    module of another dtype, which does not hold every value of the checkpoint's, is refused unless `cast` is "allow".
 
     Raises Unsupported for what DeepSpeed does not save through its checkpoint engine alone, with the way out.
     """
     _refuse(engine)
-    attached = CheckpointEngine(engine, os.path.abspath(save_dir), options)
+    attached = CheckpointEngine(engine, os.path.abspath(save_dir), options, allows_loss(cast))
     engine.checkpoint_engine = attached
     return attached
 
@@ -73,10 +77,10 @@ def attach(engine: Any, save_dir: str | os.PathLike[str], **options: Any) -> Che
 class CheckpointEngine(_engines.CheckpointEngine):
     """What `attach` gives to DeepSpeed. `checkpointer` is the Checkpointer, for steps, verify, pin and stats."""
 
-    def __init__(self, engine: Any, root: str, options: dict[str, Any]) -> None:
+    def __init__(self, engine: Any, root: str, options: dict[str, Any], allow_loss: bool = False) -> None:
         super().__init__()
         self.name = "Cairn"
-        self._engine, self._root = engine, root
+        self._engine, self._root, self._allow_loss = engine, root, allow_loss
         self._stock = TorchCheckpointEngine()
         self._info: Any = None
         self._folder: str | None = None  # Of the tag that is being saved.
@@ -143,7 +147,10 @@ class CheckpointEngine(_engines.CheckpointEngine):
             return self._stock.load(path, map_location=map_location)
         self.checkpointer.drain()
         with _inspected(self.checkpointer, step) as details:
-            return _objects(_read(self.checkpointer, details, _trees(details), os.path.basename(path), resume=True))
+            found = _objects(_read(self.checkpointer, details, _trees(details), os.path.basename(path), resume=True))
+        if isinstance(found, dict) and isinstance(found.get("module"), dict):
+            self._check_dtypes(found["module"], path)
+        return found
 
     def is_decoupled(self) -> bool:
         return False  # DeepSpeed would start the save only before the next step.
@@ -163,6 +170,16 @@ class CheckpointEngine(_engines.CheckpointEngine):
             self.checkpointer.close()
 
     # Internal
+
+    def _check_dtypes(self, saved: dict[str, Any], path: str) -> None:
+        """InvalidArgument if DeepSpeed would narrow what it loads into the module: it converts without a word."""
+        casts = Casts(self._allow_loss)
+        for name, own in self._engine.module.state_dict().items():
+            given = saved.get(name)
+            if isinstance(given, torch.Tensor) and isinstance(own, torch.Tensor) and given.dtype != own.dtype:
+                casts.may(name, tree_tensors.dtype_name(name, given), tree_tensors.dtype_name(name, own))
+        casts.raise_refused(path)
+        casts.log(path)
 
     def _tag_folder(self) -> str:
         return os.path.join(os.path.abspath(self._info.save_dir), str(self._info.tag))

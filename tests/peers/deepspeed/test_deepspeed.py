@@ -114,6 +114,23 @@ def test_a_save_holds_the_step_at_which_it_was_called(start: Open, tmp_path: Pat
     expect_same(other, expected)
 
 
+def test_a_load_that_would_narrow_the_weights_is_refused(start: Open, tmp_path: Path) -> None:
+    norm = {"stage": 0, "root": tmp_path / "wide"}
+    wide = start(**norm)
+    train(wide, 1)
+    wide.save_checkpoint(str(tmp_path / "wide"))
+    wide.checkpoint_engine.close()
+
+    narrow = start(seed=2, **norm)
+    narrow.module.bfloat16()
+    before = weights(narrow)
+    with pytest.raises(cairn.InvalidArgument, match=r'0.weight \(F32 in the checkpoint, BF16 here\).*cast="allow"'):
+        narrow.load_checkpoint(str(tmp_path / "wide"))
+    expect_same(narrow, before)
+    narrow.checkpoint_engine._allow_loss = True
+    narrow.load_checkpoint(str(tmp_path / "wide"))
+
+
 # As a crash leaves it: it names what was never durable, or DeepSpeed had not written the name.
 @pytest.mark.parametrize("left", ["global_step9", ""])
 def test_latest_is_the_newest_durable_one(start: Open, tmp_path: Path, left: str) -> None:
