@@ -152,6 +152,28 @@ def test_the_state_of_another_class_is_an_error_though_it_is_alike(
                 assert [text.partition(":")[0] for _, text in told(caplog)] == ["the state of another optimizer class"]
 
 
+def test_parameters_in_other_groups_are_an_error_though_state_goes_by_name(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch gives each group the options of any group that has one of its parameters."""
+
+    def state(*groups: slice) -> dict[str, Any]:
+        model, _ = job(0)
+        parameters = [*model.parameters()]
+        parts = [{"params": parameters[group], "lr": 10.0**-at} for at, group in enumerate(groups)]
+        return {"optim": nested(model, torch.optim.AdamW(parts))}
+
+    save(path, state(slice(3), slice(3, 4)))
+    load(path, state(slice(3, 4), slice(3)))  # It knows the groups by their parameters.
+    into = state(slice(2), slice(2, 4))
+    before = repr(into)
+    with pytest.raises(cairn.InvalidArgument, match=r'in other groups: "optim.param_groups.0.params", ".*1.params"'):
+        load(path, into)
+    assert repr(into) == before
+    load(path, into, strict=False)
+    assert "in other groups" in caplog.text
+
+
 def test_a_value_that_would_take_a_tensors_place_is_an_error(path: Path) -> None:
     """The tensor would stay as it is, though the load succeeds."""
     save(path, {"m": {"count": 3, "w": torch.ones(2)}})

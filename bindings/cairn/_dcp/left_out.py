@@ -16,6 +16,7 @@ _GROUPS, _STATE, _EITHER = (
     re.compile(rf"(?:^|(?<=\.))(?:{key})(?=\.|$)") for key in ("param_groups", "state", "param_groups|state")
 )
 _MAX_LISTED = 5  # Names in one message.
+OTHER_CLASS = "the state of another optimizer class"
 
 
 def tell_left_out(
@@ -47,7 +48,7 @@ def tell_left_out(
         _log.warning("%s: left out", told)
     marks = [fqn for fqn in only if fqn.rpartition(".")[2] in MARKS and optimizers & _places(_GROUPS, [fqn])]
     if marks and not state:
-        tell_other_class(where, [f'only the checkpoint has "{fqn}"' for fqn in marks], strict)
+        tell_unlike(where, OTHER_CLASS, [f'only the checkpoint has "{fqn}"' for fqn in marks], strict)
     tops = {paths[fqn][0] for fqn in loaded if fqn in paths}
     rest = sorted({*only}.difference(state))
     # A model's weights may lie at the top themselves.
@@ -65,9 +66,9 @@ def tell_left_out(
             )
 
 
-def tell_other_class(where: str, unlike: list[str], strict: bool) -> None:
-    """InvalidArgument, or if not `strict` a warning, for state of an optimizer of another class."""
-    told = f"{where}: the state of another optimizer class: {_some(unlike)}"
+def tell_unlike(where: str, what: str, unlike: list[str], strict: bool) -> None:
+    """InvalidArgument, or if not `strict` a warning, for state of an optimizer of another kind: `what`."""
+    told = f"{where}: {what}: {_some(unlike)}"
     if strict:
         raise InvalidArgument(
             f"{told}. Leave the optimizer out of the state to load into, or load with strict=False: it goes on as the "

@@ -33,10 +33,10 @@ from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .items import StoredItems, is_step, parse_step, part_of, read_items
-from .left_out import tell_left_out, tell_other_class
+from .left_out import tell_left_out, tell_unlike
 from .plain_values import BELOW
 from .planners import LoadPlanner
-from .targets import Targets, check_kinds, check_numbers, unlike_classes
+from .targets import Targets, check_kinds, check_numbers, unlike_optimizers
 from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
@@ -242,10 +242,10 @@ class StorageReader(storage.StorageReader):
         flat, where = getattr(planner, "state_dict", None) or {}, self._details["path"]
         check_kinds(values, flat, where)
         check_numbers(self._stored, values, flat, where)
-        unlike_class = unlike_classes(self._stored, values, flat)
-        if unlike_class and self._strict:
-            tell_other_class(where, unlike_class, True)
-        targets = Targets(self._stored, items, planner, self._cast, where, unlike_class)
+        unlike_optimizer = unlike_optimizers(self._stored, values, flat)
+        if self._strict:
+            _tell_unlike(where, unlike_optimizer, True)
+        targets = Targets(self._stored, items, planner, self._cast, where, unlike_optimizer)
         if unlike := self._first_unlike(targets, [pair for pair in targets.tied if not targets.is_tied(pair)]):
             targets.raise_shared(unlike)
         return targets
@@ -298,8 +298,7 @@ class StorageReader(storage.StorageReader):
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
         )
         targets.casts.log(self._details["path"])
-        if targets.unlike_class:
-            tell_other_class(self._details["path"], targets.unlike_class, False)
+        _tell_unlike(self._details["path"], targets.unlike, False)
         for item, target, temporary in landed:
             if temporary is not None:
                 target.copy_(temporary)
@@ -385,6 +384,11 @@ class _Reads:
     def _array(self, name: str, array: Any, part: Any) -> None:
         self.arrays[name] = array
         self.views.append((*target_view(name, array), part))
+
+
+def _tell_unlike(where: str, found: dict[str, list[str]], strict: bool) -> None:
+    for what, unlike in found.items():
+        tell_unlike(where, what, unlike, strict)
 
 
 def _give_back(planner: Any, fqn: str) -> None:

@@ -16,13 +16,14 @@ from .._tree.optimizer_states import DECIDING
 from .._tree.paths import uncompiled
 from .._tree.tensors import dtype_name, memory_view
 from .items import Chunk, StoredItems
+from .left_out import OTHER_CLASS
 
 
 class Targets:
     """The tensors of a plan's items, and how they differ from the checkpoint's.
 
-    `casts` are to other dtypes. `unlike_class`: see `unlike_classes`. `tied`: pairs of items with one target; the second need not be read if the checkpoint has
-    the same for both, which it surely has if `is_tied`.
+    `casts` are to other dtypes. `unlike`: see `unlike_optimizers`. `tied`: pairs of items with one target; the second need not
+    be read if the checkpoint has the same for both, which it surely has if `is_tied`.
     """
 
     def __init__(
@@ -32,9 +33,9 @@ class Targets:
         planner: Any,
         allow_loss: bool,
         where: str,
-        unlike_class: list[str],
+        unlike: dict[str, list[str]],
     ) -> None:
-        self.unlike_class = unlike_class
+        self.unlike = unlike
         self.items = [(item, planner.resolve_tensor(item).detach()) for item in items]
         self.casts = Casts(allow_loss)
         self._where = where
@@ -83,18 +84,24 @@ def check_kinds(fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> Non
         )
 
 
-def unlike_classes(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any]) -> list[str]:
-    """Which options of optimizers' groups show that the checkpoint has the state of another class. `fqns` and `flat` as in
+def unlike_optimizers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What shows that the checkpoint has the state of another optimizer, by what it shows. `fqns` and `flat` as in
     `check_numbers`."""
-    unlike = []
-    for fqn in fqns:
+    classes, groups = [], []
+    names = [fqn for fqn in fqns if "param_groups." in fqn]
+    for fqn in names:
         option = fqn.rpartition(".")[2]
-        if option not in DECIDING or "param_groups." not in fqn:
-            continue
         given, saved = flat.get(fqn), stored.values.get(fqn)
-        if isinstance(given, bool) and isinstance(saved, bool) and given != saved:
-            unlike.append(f'"{fqn}" is {given} in the state to load into, {saved} in the checkpoint')
-    return unlike
+        if option in DECIDING and isinstance(given, bool) and isinstance(saved, bool) and given != saved:
+            classes.append(f'"{fqn}" is {given} in the state to load into, {saved} in the checkpoint')
+    by_name = [fqn for fqn in names if fqn.endswith(".params") and _is_text(flat.get(fqn))]
+    for place in {fqn.rpartition("param_groups.")[0]: None for fqn in by_name}:
+        here = [fqn for fqn in by_name if fqn.startswith(f"{place}param_groups.")]
+        saved_groups = {frozenset(map(str, _list_of(stored, fqn) or ())) for fqn in here}
+        # torch gives each group the options of the one that has its parameters: the order of groups does not matter.
+        groups += [f'"{fqn}"' for fqn in here if frozenset(flat[fqn]) not in saved_groups]
+    told = {OTHER_CLASS: classes, "parameters of an optimizer that the checkpoint has in other groups": groups}
+    return {what: unlike for what, unlike in told.items() if unlike}
 
 
 def check_numbers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> None:
@@ -119,6 +126,10 @@ def check_numbers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, A
                 f'{where}: "{name}": {what}, and this state goes by number: make the optimizer as it was, or save and load '
                 "what get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives, which goes by name"
             )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _list_of(stored: StoredItems, fqn: str) -> list[Any] | None:
