@@ -119,6 +119,27 @@ def test_tensors_within_them_are_kept_too(make: Make) -> None:
     assert torch.equal(got["c"].points[0], tensor)
 
 
+@pytest.mark.parametrize("loader", [cairn.dcp.LoadPlanner, dcp.DefaultLoadPlanner])
+def test_the_callers_tensors_in_a_tuple_are_filled(make: Make, loader: Any) -> None:
+    """DCP puts new ones into the state dict alone, and the weights in it stay as they are."""
+    checkpointer = make()
+    save(checkpointer, "sync", {"p": Point(torch.ones(3), (torch.ones(2), torch.ones(1)))})
+    weight, moment, other = torch.nn.Parameter(torch.zeros(3)), torch.zeros(2), torch.zeros(4)
+    got = load(checkpointer, {"p": Point(weight, (moment, other))}, loader())["p"]
+    assert weight.tolist() == [1.0] * 3 and moment.tolist() == [1.0] * 2
+    assert got.y[1].tolist() == [1.0] and not other.any()  # Of another shape: a new one.
+
+
+@pytest.mark.parametrize("loader", [cairn.dcp.LoadPlanner, dcp.DefaultLoadPlanner])
+def test_values_go_to_keys_that_are_no_text(make: Make, loader: Any) -> None:
+    """DCP's planners put them beside these, at their text: an optimizer's number of steps would stay as it is."""
+    checkpointer = make()
+    state = {"state": {0: {"step": 5, "sums": [0.5]}, 12: 3, True: {"deep": {None: "x"}}, "1": 7}}
+    save(checkpointer, "sync", state)
+    into = {"state": {0: {"step": 1, "sums": []}, 12: 0, True: {"deep": {None: ""}}, "1": 0}}
+    assert load(checkpointer, into, loader()) == state
+
+
 def test_dcps_planner_pickles_none_of_them(make: Make, root: Path) -> None:
     checkpointer = make()
     save(checkpointer, "sync", KEPT, dcp.DefaultSavePlanner())

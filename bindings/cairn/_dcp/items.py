@@ -36,7 +36,7 @@ from .._tree.packed import VERSION as PACKED
 from .._tree.packed import unpack
 from .._tree.paths import is_unicode, kind_name
 from .._tree.reader import Reader, kinds_in, scalar
-from .._tree.tensors import TensorCollector, dtype_name
+from .._tree.tensors import TensorCollector, dtype_name, filled
 from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
 from .forms import dtypes_of, own_of, path_of, tie_of, well_formed
@@ -285,13 +285,14 @@ class StoredItems:
         return kinds
 
     def value(self, fqn: str, tensors: Mapping[str, Any], like: Any = None) -> Any:
-        """The value of an fqn, once its tensors are read. `like`, the value that it replaces, may give its classes.
+        """The value of an fqn, once its tensors are read. `like`, the value that it replaces, may give its classes. Tensors
+        in it that are as the checkpoint's are filled, too, and are those of the value.
 
         InvalidArgument if its class is neither imported nor given.
         """
 
-        def leaf(_kind: str, _like: Any, name: str, _strict: bool) -> Any:
-            return tensors[name]
+        def leaf(_kind: str, like: Any, name: str, _strict: bool) -> Any:
+            return filled(like, tensors[name])
 
         def find(path: str, _name: str) -> type:
             if (found := values.find_class(path)) is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
@@ -15,6 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import InvalidArgument, Unsupported
+from .places import Places
 from .plain_values import Checker
 from .shares import check_plans
 
@@ -45,6 +45,10 @@ class LoadPlanner(DefaultLoadPlanner):
     """DCP's default planner without unpickling. Works only with `StorageReader`.
 
     What the state to load into may not be (see `StorageReader`) is refused on all ranks, before any of them reads."""
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        self._places = Places(self.original_state_dict)
 
     def create_local_plan(self) -> LoadPlan:
         # DCP's takes a checkpoint for one of torch 2.3 if this rank lacks a key: of a ShardedTensor without a part here.
@@ -79,7 +83,7 @@ class LoadPlanner(DefaultLoadPlanner):
         """Puts a plain value in its place in the state dict."""
         fqn = read_item.dest_index.fqn
         if self.flatten_state_dict:
-            set_element(self.original_state_dict, self.mappings[fqn], value)
+            self._places.put(self.mappings[fqn], value)
         else:
             self.state_dict[fqn] = value
 

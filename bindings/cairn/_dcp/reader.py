@@ -10,11 +10,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -34,6 +36,7 @@ from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .items import StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out, tell_unlike
+from .places import Places
 from .plain_values import BELOW
 from .planners import LoadPlanner
 from .targets import Targets, check_kinds, check_numbers, unlike_optimizers
@@ -303,19 +306,21 @@ class StorageReader(storage.StorageReader):
             if temporary is not None:
                 target.copy_(temporary)
             planner.commit_tensor(item, target)
+        places = _places_of(planner)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
-                self._load_value(item, reads, planner)
+                self._load_value(item, reads, planner, places)
                 _give_back(planner, item.dest_index.fqn)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
         return done
 
-    def _load_value(self, item: ReadItem, reads: _Reads, planner: Any) -> None:
+    def _load_value(self, item: ReadItem, reads: _Reads, planner: Any, places: Places | None) -> None:
         assert self._stored is not None
         fqn = item.storage_index.fqn
+        load_bytes = planner.load_bytes if places is None else partial(places.load_bytes, planner)
         if fqn in self._stored.pickled:
-            planner.load_bytes(item, io.BytesIO(reads.arrays[fqn].numpy().tobytes()))
+            load_bytes(item, io.BytesIO(reads.arrays[fqn].numpy().tobytes()))
             return
         flat = getattr(planner, "state_dict", None)  # What DCP's planners load into.
         value = self._stored.value(fqn, reads.arrays, flat.get(item.dest_index.fqn) if isinstance(flat, dict) else None)
@@ -326,7 +331,7 @@ class StorageReader(storage.StorageReader):
         data = io.BytesIO()
         torch.save(value, data)
         data.seek(0)
-        planner.load_bytes(item, data)
+        load_bytes(item, data)
 
 
 class _Reads:
@@ -389,6 +394,12 @@ class _Reads:
 def _tell_unlike(where: str, found: dict[str, list[str]], strict: bool) -> None:
     for what, unlike in found.items():
         tell_unlike(where, what, unlike, strict)
+
+
+def _places_of(planner: Any) -> Places | None:
+    """None for LoadPlanner, which has its own, and for planners that put values elsewhere."""
+    dcps = isinstance(planner, DefaultLoadPlanner) and not isinstance(planner, LoadPlanner)
+    return Places(planner.original_state_dict) if dcps and planner.flatten_state_dict else None
 
 
 def _give_back(planner: Any, fqn: str) -> None:

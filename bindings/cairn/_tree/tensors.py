@@ -344,6 +344,17 @@ def empty(of: Stored, kind: str, device: Any = None) -> Any:
     return numpy.empty(of.shape, dtype=dtype)
 
 
+def filled(like: Any, found: Any) -> Any:
+    """What takes the place of `like`: itself, with the contents of `found`, if both are tensors of one dtype and shape."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(like) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(found, torch.Tensor):
+        return found
+    if (like.dtype, like.shape, like.layout) != (found.dtype, found.shape, found.layout) or like.is_meta:
+        return found
+    like.detach().copy_(found)
+    return like
+
+
 def cuda_in_use() -> set[int]:
     """torch's current device, if it has initialised CUDA."""
     torch = sys.modules.get("torch")
