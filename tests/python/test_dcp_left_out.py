@@ -152,6 +152,26 @@ def test_the_state_of_another_class_is_an_error_though_it_is_alike(
                 assert [text.partition(":")[0] for _, text in told(caplog)] == ["the state of another optimizer class"]
 
 
+class Twin(torch.optim.AdamW):
+    """As another library has one: with the same state and options."""
+
+
+def test_the_class_of_an_optimizer_that_is_given_itself_counts(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(path, {"optim": job(0, steps=2, kind=Twin)[1]})
+    load(path, {"optim": job(1, steps=1, kind=Twin)[1]})
+    into = {"optim": job(1, steps=1)[1]}
+    before = repr(into["optim"].state_dict())
+
+    with pytest.raises(
+        cairn.InvalidArgument, match='class: "optim" is AdamW in the state to load into, Twin in the che'
+    ):
+        load(path, into)
+
+    assert repr(into["optim"].state_dict()) == before
+    load(path, into, strict=False)
+    assert [text.partition(":")[0] for _, text in told(caplog)] == ["the state of another optimizer class"]
+
+
 def test_parameters_in_other_groups_are_an_error_though_state_goes_by_name(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

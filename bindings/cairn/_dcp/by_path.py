@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument, NotFound
 from .._paths import local_path
+from .classes import class_names, classes_in
 from .failures import own_errors
 from .groups import own_group
 from .planners import LoadPlanner, SavePlanner
@@ -104,7 +106,7 @@ def save(
     The planner is SavePlanner unless one is given: nothing is pickled. A failure of Cairn's own is raised as that, on all
     ranks, and not within DCP's CheckpointException.
     """
-    given = _given(checkpoint_id, storage_writer, planner, process_group, no_dist)
+    given = _given(state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist)
     with own_errors():
         return state_dict_saver.save(state_dict, **given, **options)
 
@@ -122,7 +124,7 @@ def async_save(
     """torch.distributed.checkpoint.async_save, through Cairn; see `save`. Nothing is copied in the call: the tensors
     must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that. Without
     a process group of its own, or with the default one, it makes one of gloo's, once: training goes on with the default."""
-    given = _given(checkpoint_id, storage_writer, planner, process_group, no_dist)
+    given = _given(state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist)
     if isinstance(given["storage_writer"], StorageWriter):
         given["storage_writer"]._planner = given["planner"]  # Staging then refuses what the planner refuses.
         given["process_group"] = own_group(process_group, no_dist, given["storage_writer"]._checkpointer._ranks)
@@ -170,6 +172,8 @@ def load(
             raise InvalidArgument("cast and strict: give them to the storage_reader")
         if not no_dist:
             Uploads.wait_before()  # Of other libraries' readers; Cairn's waits itself.
+    if isinstance(storage_reader, StorageReader):
+        storage_reader._optimizers = classes_in(state_dict)
     try:
         with own_errors():
             state_dict_loader.load(
@@ -207,7 +211,14 @@ def parse_path(checkpoint_id: Any) -> tuple[str, int]:
     return root, int(match[2])
 
 
-def _given(checkpoint_id: Any, storage_writer: Any, planner: Any, process_group: Any, no_dist: bool) -> dict[str, Any]:
+def _given(
+    state: Mapping[str, Any],
+    checkpoint_id: Any,
+    storage_writer: Any,
+    planner: Any,
+    process_group: Any,
+    no_dist: bool,
+) -> dict[str, Any]:
     """What DCP's save gets: a writer for the path, unless one is given."""
     if not storage_writer:
         root, step = parse_path(checkpoint_id)
@@ -217,6 +228,8 @@ def _given(checkpoint_id: Any, storage_writer: Any, planner: Any, process_group:
             storage_writer = StorageWriter(known.checkpointer, step, replace=True)
             known.users.add(storage_writer)
         checkpoint_id = None
+    if isinstance(storage_writer, StorageWriter):
+        storage_writer._optimizers = class_names(classes_in(state))
     return {
         "checkpoint_id": checkpoint_id,
         "storage_writer": storage_writer,

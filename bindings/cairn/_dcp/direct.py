@@ -23,6 +23,7 @@ from .._errors import Corrupt
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
+from .classes import Classes, class_names, classes_in
 from .compare import BUFFER
 from .failures import own_errors
 from .items import Items
@@ -39,12 +40,15 @@ def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], 
     value that typed JSON cannot keep is refused by name: nothing is pickled.
     """
 
+    optimizers: Classes = {}
+
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
         keys, values = items_of(state, "")
+        optimizers.update(classes_in(dict(zip(keys, values, strict=True))))
         taken = [value.state_dict() if hasattr(value, "state_dict") else value for value in values]
         return dict(zip(keys, taken, strict=True)), {}
 
-    return start_save_of(checkpointer, step, gather, replace=replace)
+    return start_save_of(checkpointer, step, gather, replace=replace, optimizers=optimizers)
 
 
 def start_save_of(
@@ -55,6 +59,7 @@ def start_save_of(
     replace: bool = False,
     hold: float = 0.0,
     is_buffer: Callable[[str], bool] | None = None,
+    optimizers: Classes | None = None,
 ) -> Save:
     """The same for what `gather` returns: a state dict, and values by name, which keep their dicts and lists and of which
     rank 0's are written. What `gather` raises on one rank, every rank raises. `is_buffer` tells
@@ -76,6 +81,7 @@ def start_save_of(
             found.pieces = [
                 dataclasses.replace(one, layout=BUFFER) if is_buffer(one.fqn) else one for one in found.pieces
             ]
+        found.optimizers = class_names(optimizers or {})
         found.check_storable()
         found.keep_own(checkpointer._per_rank, checkpointer.rank)
         return found
@@ -99,6 +105,7 @@ def load_into(
     does. Unpickles nothing. Every rank calls it if torch.distributed is initialised. `strict` and `cast` as in
     `by_path.load`. Raises what the first rank's failure is, on all."""
     reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
+    reader._optimizers = classes_in(state)
     try:
         with own_errors():
             load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))

@@ -47,3 +47,10 @@ def dtypes_of(dtypes: Any) -> dict[str, str]:
         if not isinstance(dtype, str) or dtype not in AS_BYTES:
             raise ValueError(f"expected a dtype that is kept as bytes, found {reprlib.repr(dtype)}")
     return dict(dtypes)
+
+
+def optimizers_of(classes: Any) -> dict[str, list[str]]:
+    for names in dict(classes).values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"expected names of optimizers' classes, found {reprlib.repr(names)}")
+    return dict(classes)

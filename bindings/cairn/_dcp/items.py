@@ -15,6 +15,7 @@ fqn, "/~v~" and the number of the rank.
   pickled   fqns whose bytes DCP's planner pickled
   dtypes    fqn -> dtype of a tensor that is kept as bytes (see _tree/values.py): version 2
   tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; tied whole tensors are aliases
+  optimizers key -> names of the classes of the optimizers at the top of the state dict, if it had these themselves
   own       fqns that other ranks may have too, with other contents: only as many ranks can read them, each its own
 """
 
@@ -39,7 +40,7 @@ from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name, filled
 from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
-from .forms import dtypes_of, own_of, path_of, tie_of, well_formed
+from .forms import dtypes_of, optimizers_of, own_of, path_of, tie_of, well_formed
 from .plain_values import (
     BELOW,
     Checker,
@@ -94,6 +95,7 @@ class Items:
     forms: dict[str, Form] = field(default_factory=dict)  # Of the values, by fqn.
     own: frozenset[str] = frozenset()  # What each rank keeps its own of.
     rank: int = 0
+    optimizers: dict[str, list[str]] = field(default_factory=dict)  # See the text.
     _checker: Checker = field(default_factory=Checker)
 
     def keep_own(self, patterns: tuple[str, ...], rank: int) -> None:
@@ -150,6 +152,7 @@ class Items:
             {fqn: path for fqn, path in self.paths.items() if fqn in fqns},
             own=self.own,
             rank=self.rank,
+            optimizers=self.optimizers,
         )
 
     def add_to(self, sink: TensorCollector) -> str:
@@ -175,6 +178,8 @@ class Items:
         ):
             dtypes = {piece.fqn: dtype_name(piece.fqn, piece.tensor) for piece in self.pieces}
             rest["dtypes"] = {fqn: dtype for fqn, dtype in dtypes.items() if dtype in AS_BYTES}
+        if self.optimizers:
+            rest["optimizers"] = self.optimizers
         version = max(writer.version, 2 if "dtypes" in rest else 1, 3 if self.own else 1)
         if self.own:
             rest["own"] = sorted(self.own)
@@ -258,6 +263,7 @@ class StoredItems:
     refused: dict[str, str] = field(
         default_factory=dict
     )  # What ranks have their own of, and why this one cannot have it.
+    optimizers: dict[str, list[str]] = field(default_factory=dict)
 
     def chunks_of(self, fqn: str) -> list[Chunk]:
         if fqn not in self.chunks:
@@ -318,6 +324,7 @@ class _Text(NamedTuple):
     ties: list[tuple[str, tuple[int, ...], str]]
     dtypes: dict[str, str]
     own: frozenset[str]
+    optimizers: dict[str, list[str]]
 
 
 def _text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> _Text:
@@ -345,6 +352,7 @@ def _text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> _Text:
                     [tie_of(*tie) for tie in ties],
                     dtypes_of(items.get("dtypes", {})),
                     own_of(items.get("own", []), paths),
+                    optimizers_of(items.get("optimizers", {})),
                 )
             case _:
                 raise ValueError("expected version, paths, values, pickled and tied")
@@ -364,6 +372,8 @@ def read_items(details: Mapping[str, Any], rank: int = 0, world: int = 1) -> Sto
         stored.values.update(_without(text.values, hidden))
         stored.pickled.update(text.pickled - hidden)
         dtypes.update(_without(text.dtypes, hidden))
+        for key, kinds in text.optimizers.items():
+            stored.optimizers[key] = sorted({*stored.optimizers.get(key, ()), *kinds})
     own_names = {below(fqn, rank): fqn for fqn in own}
     for name, dtype, shape, _, file, holder, part in details["tensors"]:
         logical, size, offset = part or (None, shape, (0,) * len(shape))

@@ -34,6 +34,7 @@ from .._memory import note_writes
 from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
+from .classes import Classes, unlike_classes
 from .items import StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out, tell_unlike
 from .places import Places
@@ -152,6 +153,7 @@ class StorageReader(storage.StorageReader):
         self._group: Any = None  # DCP's, where it is known; False: this process loads alone.
         self._details: dict[str, Any] = {}
         self._stored: StoredItems | None = None
+        self._optimizers: Classes = {}  # Of the state to load into, where that is known.
 
     @property
     def checkpoint_id(self) -> str:
@@ -245,7 +247,9 @@ class StorageReader(storage.StorageReader):
         flat, where = getattr(planner, "state_dict", None) or {}, self._details["path"]
         check_kinds(values, flat, where)
         check_numbers(self._stored, values, flat, where)
-        unlike_optimizer = unlike_optimizers(self._stored, values, flat)
+        unlike_optimizer = unlike_optimizers(
+            self._stored, values, flat, unlike_classes(self._optimizers, self._stored.optimizers)
+        )
         if self._strict:
             _tell_unlike(where, unlike_optimizer, True)
         targets = Targets(self._stored, items, planner, self._cast, where, unlike_optimizer)

@@ -84,10 +84,12 @@ def check_kinds(fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> Non
         )
 
 
-def unlike_optimizers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any]) -> dict[str, list[str]]:
+def unlike_optimizers(
+    stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], classes: list[str]
+) -> dict[str, list[str]]:
     """What shows that the checkpoint has the state of another optimizer, by what it shows. `fqns` and `flat` as in
-    `check_numbers`."""
-    classes, groups = [], []
+    `check_numbers`, `classes` is what is known of these already."""
+    classes, groups = [*classes], []
     names = [fqn for fqn in fqns if "param_groups." in fqn]
     for fqn in names:
         option = fqn.rpartition(".")[2]

@@ -62,6 +62,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._planned: Sequence[WriteItem] | None = None  # All that this rank holds, as the planner sees it.
         self._step = step if step is None else parse_step(step)
         self._replace = replace
+        self._optimizers: dict[str, list[str]] = {}  # Of the state dict, where that is known. See Items.
 
     def __del__(self) -> None:
         self.close()
@@ -119,6 +120,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             planner = DefaultSavePlanner()
             planner.set_up_planner(given, None, self._checkpointer.rank == 0)
             self._staged = _items_of_state(planner, self._planner)
+            self._staged.optimizers = self._optimizers
             if self._checkpointer.world > 1:
                 self._staged.check_storable()
             self._staged.keep_own(self._checkpointer._per_rank, self._checkpointer.rank)
@@ -257,6 +259,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         def planned() -> _Planned:
             items = _items_of_plan(self._with_own(plan, planner), planner)
+            items.optimizers = self._optimizers
             items.keep_own(self._checkpointer._per_rank, self._checkpointer.rank)
             return _Planned([item for item in self._held(planner) if not self._is_own(item)], planner, items)
 

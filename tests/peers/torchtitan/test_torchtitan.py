@@ -219,12 +219,21 @@ def test_a_last_save_for_hugging_face_is_beside_the_checkpoints(start: Open, tmp
     assert again.manager.checkpointer.steps() == [2]
 
 
-def test_the_state_of_another_optimizer_class_is_refused(start: Open) -> None:
+def as_adam(optimizer: Any) -> None:
+    optimizer.param_groups[0]["decoupled_weight_decay"] = False
+
+
+def as_of_another_library(optimizer: Any) -> None:
+    optimizer.__class__ = type("Twin", (torch.optim.AdamW,), {})
+
+
+@pytest.mark.parametrize("become", [as_adam, as_of_another_library])
+def test_the_state_of_another_optimizer_class_is_refused(start: Open, become: Any) -> None:
     first = start()
+    become(first.optimizers.optimizers[0])
     first.train(2)
     first.manager.close()
     other = start(seed=2)
-    other.optimizers.optimizers[0].param_groups[0]["decoupled_weight_decay"] = False  # As Adam has it.
     before = other.weights()
 
     with pytest.raises(cairn.InvalidArgument, match="the state of another optimizer class"):
