@@ -47,6 +47,7 @@ from ._ranks import replicas
 from ._save import Save
 from ._tree import tensors as tree_tensors
 from ._tree.casts import Casts, allows_loss
+from ._tree.optimizer_states import names_of
 from ._tree.reader import Reader, kinds_in, scalar
 
 _log = logging.getLogger("cairn")
@@ -130,7 +131,8 @@ class CheckpointEngine(_engines.CheckpointEngine):
         if os.path.abspath(info.save_dir) != self._root:
             raise InvalidArgument(f"save_checkpoint: expected {self._root}, as given to attach, found {info.save_dir}")
         step = int(self._engine.global_steps)
-        tree = {"tag": str(info.tag), "latest": bool(info.save_latest), "files": self._files}
+        kind = type(self._engine.basic_optimizer).__name__
+        tree = {"tag": str(info.tag), "latest": bool(info.save_latest), "optimizer": kind, "files": self._files}
         if again := self._newest is not None and self._newest.step == step:
             self._newest.wait()  # Another tag of the same step replaces the checkpoint: both tags lead to it.
         self._newest = self.checkpointer.save(step, tree, replace=again)
@@ -147,9 +149,11 @@ class CheckpointEngine(_engines.CheckpointEngine):
             return self._stock.load(path, map_location=map_location)
         self.checkpointer.drain()
         with _inspected(self.checkpointer, step) as details:
-            found = _objects(_read(self.checkpointer, details, _trees(details), os.path.basename(path), resume=True))
-        if isinstance(found, dict) and isinstance(found.get("module"), dict):
-            self._check_dtypes(found["module"], path)
+            trees = _trees(details)
+            found = _objects(_read(self.checkpointer, details, trees, os.path.basename(path), resume=True))
+        if isinstance(found, dict):
+            self._check_dtypes(found.get("module"), path)
+            self._tell_other_class(found, trees[0].get("optimizer"), path)
         return found
 
     def is_decoupled(self) -> bool:
@@ -171,8 +175,10 @@ class CheckpointEngine(_engines.CheckpointEngine):
 
     # Internal
 
-    def _check_dtypes(self, saved: dict[str, Any], path: str) -> None:
+    def _check_dtypes(self, saved: Any, path: str) -> None:
         """InvalidArgument if DeepSpeed would narrow what it loads into the module: it converts without a word."""
+        if not isinstance(saved, dict):
+            return
         casts = Casts(self._allow_loss)
         for name, own in self._engine.module.state_dict().items():
             given = saved.get(name)
@@ -180,6 +186,13 @@ class CheckpointEngine(_engines.CheckpointEngine):
                 casts.may(name, tree_tensors.dtype_name(name, given), tree_tensors.dtype_name(name, own))
         casts.raise_refused(path)
         casts.log(path)
+
+    def _tell_other_class(self, found: dict[str, Any], saved: str | None, path: str) -> None:
+        """Whether DeepSpeed loads the state of the optimizer, nobody knows here."""
+        own = type(self._engine.basic_optimizer)
+        if saved in (None, *names_of(own)) or not any(found.get(key) for key in ("optimizer", "optimizer_state_dict")):
+            return
+        _log.warning("%s: the optimizer is %s, the checkpoint has the state of %s", path, own.__name__, saved)
 
     def _tag_folder(self) -> str:
         return os.path.join(os.path.abspath(self._info.save_dir), str(self._info.tag))

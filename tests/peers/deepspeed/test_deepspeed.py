@@ -114,7 +114,9 @@ def test_a_save_holds_the_step_at_which_it_was_called(start: Open, tmp_path: Pat
     expect_same(other, expected)
 
 
-def test_a_load_that_would_narrow_the_weights_is_refused(start: Open, tmp_path: Path) -> None:
+def test_a_load_that_would_narrow_the_weights_is_refused(
+    start: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     norm = {"stage": 0, "root": tmp_path / "wide"}
     wide = start(**norm)
     train(wide, 1)
@@ -128,7 +130,9 @@ def test_a_load_that_would_narrow_the_weights_is_refused(start: Open, tmp_path: 
         narrow.load_checkpoint(str(tmp_path / "wide"))
     expect_same(narrow, before)
     narrow.checkpoint_engine._allow_loss = True
+    narrow.basic_optimizer.__class__ = torch.optim.Adam
     narrow.load_checkpoint(str(tmp_path / "wide"))
+    assert "the optimizer is Adam, the checkpoint has the state of AdamW" in caplog.text
 
 
 # As a crash leaves it: it names what was never durable, or DeepSpeed had not written the name.
