@@ -204,6 +204,13 @@ def test_a_model_and_optimizer_unlike_the_checkpoints_are_refused_unless_allowed
     ):
         rated.accelerator.load_state(path)
 
+    swapped = Run(seed=2)
+    swapped.counter.__class__ = type("Other", (), {**vars(Counter)})
+    with pytest.raises(
+        cairn.InvalidArgument, match="registered/0: the tree has Other, the checkpoint has the state of Co"
+    ):
+        swapped.accelerator.load_state(path)
+
     more = Run(seed=2)
     more.accelerator.register_for_checkpointing(Counter())
     with pytest.raises(cairn.InvalidArgument, match=r"(?s)only in the given tree: registered/1.*strict=False"):

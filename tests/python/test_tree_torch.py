@@ -224,6 +224,26 @@ class TestTorch:
         )
         restore(older(save({"s": new("StepLR")}), "schedulers"), {"s": new("ExponentialLR")})
 
+    def test_objects_that_only_their_position_tells_apart(self):
+        class Other(Loader):
+            pass
+
+        def new():
+            return {"all": [Loader({"x": 1}), Other({"x": 2})], "named": Loader({"x": 3}), "m": {0: network(0)}}
+
+        saved, swapped = save(new()), new()
+        restore(saved, new())
+        swapped["all"].reverse()
+        swapped["named"] = Other({"x": 4})  # Its key says what it is.
+        said = refused(saved, swapped)
+        assert "all/1: the tree has Loader, the checkpoint has the state of Other: leave it out" in said
+        assert "all/0" not in said and "named" not in said  # A subclass.
+        assert in_part(saved, swapped) == ["all/1: the tree has Loader, the checkpoint has the state of Other"]
+        restore(older(saved, "objects"), swapped)
+        other = new()
+        other["m"][0].__class__ = type("Renamed", (torch.nn.Module,), {**vars(type(other["m"][0]))})
+        restore(saved, other)  # The names of its weights are compared; the rest is a remark.
+
     def test_an_object_becomes_its_state_dict_and_back(self):
         model, other, third = network(0), network(1), network(2)
         saved = save({"m": model})

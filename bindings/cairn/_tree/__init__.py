@@ -40,7 +40,8 @@ Where no tree is given to restore into (cairn.dcp), a class is "module:Class", f
 Beside "tree", "optimizers" has the class of each torch optimizer, by its path: `{"optimizer":"AdamW"}`; "parameters" has the
 names of its parameters in their order, `{"optimizer":["model/weight"]}`, if they are those of torch modules in the tree: the
 tensors' names, without what torch.compile adds; "schedulers" has the classes of each torch scheduler and of those within it,
-`{"scheduler":["SequentialLR","LinearLR","StepLR"]}`. Readers that do not know these ignore them.
+`{"scheduler":["SequentialLR","LinearLR","StepLR"]}`; "objects" has the classes of other objects whose path ends with a
+number, which only their position tells apart: `{"models/0":"Generator"}`. Readers that do not know these ignore them.
 
 KEY is null, a bool, an int (`["int","0x..."]` too) or a str. Order of dicts is kept. Everything else is refused.
 """

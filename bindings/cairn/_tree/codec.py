@@ -12,6 +12,7 @@ from .._errors import Corrupt, InvalidArgument, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert, is_lossless
+from .optimizer_states import names_of
 from .optimizers import Beside, Fit, fit_text
 from .packed import VERSION as _PACKED
 from .packed import unpack
@@ -112,6 +113,8 @@ def flatten(tree: Any, sink: Sink) -> str:
         beside = f',"optimizers":{json.dumps(classes)}' + (f',"parameters":{parameters}' if parameters else "")
     if writer.schedulers:
         beside += f',"schedulers":{json.dumps(writer.schedulers)}'
+    if writer.objects:
+        beside += f',"objects":{json.dumps(writer.objects)}'
     return f'{{"version":{writer.version},"tree":{text}{beside}}}'
 
 
@@ -209,7 +212,7 @@ def plan_restore(
         converted[name] = target
         tensors[name] = empty(found, kind, target.device) if kind == "torch" else empty(found, kind)
 
-    root, classes, parameters, schedulers = _parse_all(text)
+    root, classes, parameters, schedulers, objects = _parse_all(text)
     modules = TreeModules(modules_in(tree) if parameters else [])
 
     def fit(holder: Any, state: Any, node: Any, name: str) -> Fit | None:
@@ -220,6 +223,9 @@ def plan_restore(
 
     def unlike(holder: Any, state: Any, node: Any, name: str) -> str | None:
         how = unlike_class(holder, saved) if (saved := schedulers.get(name)) else None
+        own = type(getattr(holder, "_orig_mod", holder))
+        if (kind := objects.get(name)) and kind not in names_of(own):
+            how = f"the tree has {own.__name__}, the checkpoint has the state of {kind}"
         return how or (unlike_groups(state, node) if classes_of(holder) else None)
 
     reader = Reader(
@@ -274,14 +280,15 @@ def _parse(text: str) -> Any:
     return _parse_all(text)[0]
 
 
-def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
-    """The tree; by path, the classes of the optimizers in it, the names of their parameters, and the schedulers' classes."""
+def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], dict[str, list[str]], dict[str, str]]:
+    """The tree; by path, the classes of the optimizers in it, the names of their parameters, and the classes of schedulers
+    and of other objects."""
     marked = text.replace('["t"]', "NaN")  # It cannot occur within a string, and no node is NaN.
     try:
         match json.loads(marked, parse_constant=_constant):
             case {"version": int(version), "tree": tree, **rest} if version <= _VERSION:
                 classes, parameters = rest.get("optimizers", {}), rest.get("parameters", {})
-                schedulers = rest.get("schedulers", {})
+                schedulers, objects = rest.get("schedulers", {}), rest.get("objects", {})
             case {"version": int(version)} if version > _VERSION:
                 raise Unsupported(f"the checkpoint's tree has version {version}, this Cairn reads {_VERSION}")
             case _:
@@ -299,13 +306,14 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], di
             unpack([tree])
         except ValueError as error:
             raise Corrupt(f"the checkpoint's tree: {error}") from error
-    if not isinstance(classes, dict) or not all(isinstance(one, str) for one in classes.values()):
-        raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
+    for kinds_of, what in ((classes, "optimizer"), (objects, "object")):
+        if not isinstance(kinds_of, dict) or not all(isinstance(one, str) for one in kinds_of.values()):
+            raise Corrupt(f"the checkpoint's tree: expected the name of each {what}'s class")
     if not isinstance(parameters, dict) or not all(_is_text(names) for names in parameters.values()):
         raise Corrupt("the checkpoint's tree: expected the names of each optimizer's parameters")
     if not isinstance(schedulers, dict) or not all(_is_text(kinds) for kinds in schedulers.values()):
         raise Corrupt("the checkpoint's tree: expected the names of each scheduler's classes")
-    return tree, classes, parameters, schedulers
+    return tree, classes, parameters, schedulers, objects
 
 
 def _is_text(items: Any) -> bool:

@@ -328,8 +328,10 @@ class Reader:
             return like
         if how := self._unlike(like, state, inner, name):
             text = f"{readable(name)}: {how}"
-            self.remarks += [text] * self._partial
-            self.differ += [f"{text}: leave it out of the tree, or strict=False takes it"] * (not self._partial)
+            if self._partial or (self._module and isinstance(like, self._module)):  # A module's names are compared.
+                self.remarks.append(text)
+            else:
+                self.differ.append(f"{text}: leave it out of the tree, or strict=False takes it")
         outer, self._holder = self._holder, (like, name)
         self.loads.append((name, like, self.node(inner, state, name, False), None))
         self._holder = outer

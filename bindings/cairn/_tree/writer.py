@@ -95,6 +95,7 @@ class Writer:
         self._sink = sink
         self._leaves = 0  # What no set may hold: tensors, arrays, objects and dataclasses.
         self.optimizers: dict[str, Any] = {}  # torch's, by path.
+        self.objects: dict[str, str] = {}  # The classes of others that only their position tells apart, by path.
         self.schedulers: dict[str, list[str]] = {}  # The classes of torch's, by path: see schedulers.
         self.modules: list[tuple[str, Any]] = []  # torch's, with their paths; and their state dicts.
         self.states: list[Any] = []
@@ -284,6 +285,8 @@ class Writer:
                 self.optimizers[name] = optimizer
             elif classes := classes_of(value):
                 self.schedulers[name] = classes
+            elif name.rpartition("/")[2].isdecimal():
+                self.objects[name] = type(getattr(value, "_orig_mod", value)).__name__
             with noted(f"state_dict() of {kind_name(value)} at {readable(name)}"):
                 state = self._sink.state_of(value)
             if self._module is not None and isinstance(value, self._module):
