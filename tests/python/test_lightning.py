@@ -283,7 +283,7 @@ def test_optimizers_unlike_the_checkpoints_are_refused(tmp_path: Path, ours: boo
         (lambda m: Own(m.parameters(), {"lr": 0.1}), "the tree has Own, the checkpoint has the state of AdamW"),
         (
             lambda m: torch.optim.AdamW(m.net[0].parameters()),
-            "optimizer_states/0: the tree has 2 parameters in 1 group",
+            "optimizer_states/0: only the checkpoint has the parameters net.1.weight, net.1.bias, net.3",
         ),
         (
             lambda m: [torch.optim.AdamW(part.parameters()) for part in (m.net[0], m.net[3])],
@@ -337,6 +337,30 @@ def test_an_optimizers_state_follows_the_parameters_names(tmp_path: Path) -> Non
     for name, parameter in turned.named_parameters():
         if state := first.made.state.get(first.get_parameter(name)):
             same(turned.made.state[parameter], state)
+
+
+def test_optimizers_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Lightning gives each the state of its place: the parameters of both may have one shape."""
+
+    class Two(Model):
+        def __init__(self, turned: bool = False) -> None:
+            super().__init__(width=4)
+            self.automatic_optimization = False
+            self.turned = turned
+
+        def configure_optimizers(self) -> Any:
+            made = [torch.optim.AdamW([one]) for one in (self.net[1].weight, self.net[1].bias)]
+            return made[::-1] if self.turned else made
+
+        def training_step(self, batch: Any, index: int) -> None:
+            self.manual_backward(super().training_step(batch, index))
+            for optimizer in self.optimizers():
+                optimizer.step()
+
+    fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Two())
+    fit(max_epochs=2, model=Two(), ckpt_path=tmp_path / "one.ckpt")
+    with pytest.raises(cairn.InvalidArgument, match="optimizer_states/0: only the tree has the parameters net.1.bias"):
+        fit(max_epochs=2, model=Two(turned=True), ckpt_path=tmp_path / "one.ckpt")
 
 
 class Color(Enum):

@@ -96,18 +96,20 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
     if len(known) != len(states):
         known = [{}] * len(states)  # An older checkpoint, or one that was saved after the fit.
     way_out = "begin with new optimizers: fit, without ckpt_path, the model of cairn.lightning.load_from_checkpoint"
+    saved_ones = [Known(**saved) for saved in known]
     fits = [
         fit_state(
             optimizer,
             state,
             f"optimizer_states/{i}",
             Known.of(optimizer, strategy.lightning_module),
-            Known(**saved),
+            saved,
             io.cast is not None,
             io.read_from,
             way_out,
+            saved_ones,
         )
-        for i, (optimizer, state, saved) in enumerate(zip(optimizers, states, known, strict=True))
+        for i, (optimizer, state, saved) in enumerate(zip(optimizers, states, saved_ones, strict=True))
     ]
     loaded = []
     for fit, state in zip(fits, states, strict=True):

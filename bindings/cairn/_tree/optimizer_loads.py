@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -30,12 +31,25 @@ class Known:
         groups = [[names.get(id(one)) for one in group["params"]] for group in optimizer.param_groups]
         return Known(type(optimizer).__name__, groups)
 
+    def flat(self) -> list[str]:
+        """Each parameter's name, "" if that is not known."""
+        return [name or "" for name in chain(*(self.names or ()))]
+
 
 def fit_state(
-    holder: Any, state: Any, path: str, own: Known, saved: Known, allow_loss: bool, where: str, way_out: str
+    holder: Any,
+    state: Any,
+    path: str,
+    own: Known,
+    saved: Known,
+    allow_loss: bool,
+    where: str,
+    way_out: str,
+    beside: Iterable[Known] = (),
 ) -> Fit | None:
     """Compares a state dict with an optimizer that torch's load_state_dict would put it into, or what wraps one. Its
-    tensors' contents do not count: they may be Stored. If both have the same names, state follows these. None if nobody knows.
+    tensors' contents do not count: they may be Stored. State follows the names of parameters, unless all of them are others
+    now. `beside`: the checkpoint's other optimizers. None if nobody knows.
 
     InvalidArgument if it does not fit: `path` is what it calls the state in the checkpoint `where`, `way_out` what helps.
     """
@@ -43,9 +57,9 @@ def fit_state(
     if optimizer is None or not has_torchs_load(optimizer):
         return None
     found = of_dict(state)
-    names = [[name or "" for name in chain(*(known.names or ()))] for known in (own, saved)]
-    same = sorted(names[0]) == sorted(names[1]) and "" not in names[0]
-    both = (names[0], names[1]) if same else None
+    names, theirs = own.flat(), saved.flat()
+    stayed = {*names} & {*chain(theirs, *(one.flat() for one in beside))}
+    both = (names, theirs) if stayed and "" not in (*names, *theirs) else None
     fit = compare(optimizer, optimizer.state_dict(), found, path, False, saved.kind, allow_loss, lambda _: both)
     if fit is None:
         return None
