@@ -191,6 +191,8 @@ def test_damaged_names_are_corrupt(names: str) -> None:
     text = f'{{"version":1,"tree":{{}},"parameters":{names}}}'
     with pytest.raises(cairn.Corrupt, match="expected the names of each optimizer's parameters"):
         plan_restore(text, {}, {}, describe, empty)
+    with pytest.raises(cairn.Corrupt, match="expected the name of each object's class"):
+        plan_restore(text.replace("parameters", "objects").replace('"m"', "1"), {}, {}, describe, empty)
 
 
 @pytest.mark.parametrize(("of", "at"), [(of_names, ""), (without_names, "m/")])
@@ -287,7 +289,9 @@ def test_a_state_dict_that_a_plugin_loads(caplog: pytest.LogCaptureFixture) -> N
     assert "states/0: the checkpoint has no state of parameters [1]" in caplog.text
 
 
-def test_a_plugins_state_follows_the_names_in_the_module_if_these_are_the_same() -> None:
+def test_a_plugins_state_follows_the_names_in_the_module_if_these_are_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     step(model := network(), optimizer := optim.AdamW(model.parameters()))
     known = Known.of(optimizer, model)
     assert known.kind == "AdamW" and known.names == [[name for name, _ in model.named_parameters()]]
@@ -295,7 +299,15 @@ def test_a_plugins_state_follows_the_names_in_the_module_if_these_are_the_same()
     load(target := optim.AdamW(turned.parameters()), optimizer.state_dict(), Known.of(target, turned), known)
     for name, parameter in turned.named_parameters():
         assert same(target.state[parameter], optimizer.state[model.get_parameter(name)])
+    assert not caplog.text
     # A module whose names have changed: as torch does.
     other = nn.ModuleDict({"c": model["a"], "b": model["b"]})
     load(target := optim.AdamW(other.parameters()), optimizer.state_dict(), Known.of(target, other), known)
     assert same(target.state_dict(), optimizer.state_dict())
+    assert (
+        "states/0: parameters have other names now, as c.weight for a.weight: their state goes by number" in caplog.text
+    )
+    # An optimizer of other parameters.
+    other = nn.ModuleDict({"b": model["b"], "c": model["a"]})
+    with pytest.raises(cairn.InvalidArgument, match="only the tree has the parameters c.weight, c.bias"):
+        load(target := optim.AdamW(other.parameters()), optimizer.state_dict(), Known.of(target, other), known)

@@ -48,8 +48,8 @@ def fit_state(
     beside: Iterable[Known] = (),
 ) -> Fit | None:
     """Compares a state dict with an optimizer that torch's load_state_dict would put it into, or what wraps one. Its
-    tensors' contents do not count: they may be Stored. State follows the names of parameters, unless all of them are others
-    now. `beside`: the checkpoint's other optimizers. None if nobody knows.
+    tensors' contents do not count: they may be Stored. State follows the names of parameters, unless they are others now, as
+    after a rename, which is a remark: then it goes by number. `beside`: the checkpoint's optimizers. None if nobody knows.
 
     InvalidArgument if it does not fit: `path` is what it calls the state in the checkpoint `where`, `way_out` what helps.
     """
@@ -58,11 +58,19 @@ def fit_state(
         return None
     found = of_dict(state)
     names, theirs = own.flat(), saved.flat()
-    stayed = {*names} & {*chain(theirs, *(one.flat() for one in beside))}
-    both = (names, theirs) if stayed and "" not in (*names, *theirs) else None
+    known = "" not in (*names, *theirs) and bool(names) and bool(theirs)
+    elsewhere = {*chain(*(one.flat() for one in beside))} - {*theirs}
+    others = [at for at, (now, then) in enumerate(zip(names, theirs, strict=False)) if now != then]
+    # Those at other positions, and in the checkpoint's other optimizers, are no new names.
+    new = {names[at] for at in others}.isdisjoint({*theirs} | elsewhere)
+    renamed = known and new and bool(others) and len(names) == len(theirs)
+    both = (names, theirs) if known and not renamed else None
     fit = compare(optimizer, optimizer.state_dict(), found, path, False, saved.kind, allow_loss, lambda _: both)
     if fit is None:
         return None
+    if renamed:
+        now, then = names[others[0]], theirs[others[0]]
+        fit.remarks.append(f"{path}: parameters have other names now, as {now} for {then}: their state goes by number")
     casts = Casts(allow_loss)
     for number, entries in found.entries.items() if found is not None else ():
         for key, value in entries.items():
