@@ -65,6 +65,8 @@ PATHS = {"w": ["w"], "x": ["x"], "c": ["c"]}
         ({"paths": {**PATHS, "w": [["w"]]}}, "expected a path"),
         ({"version": 2, "dtypes": {"w": "foo"}}, "expected a dtype that is kept as bytes, found 'foo'"),
         ({"version": 2, "dtypes": {"w": []}}, "expected a dtype that is kept as bytes"),
+        ({"optimizers": {"o": "AdamW"}}, "expected names of optimizers' classes, found 'AdamW'"),
+        ({"optimizers": [1]}, "its DCP items"),
         ({"version": 3, "own": "w"}, "expected names of items that each rank has its own of, found 'w'"),
         ({"version": 3, "own": [["w"]]}, "expected names of items that each rank has its own of"),
         ({"version": 3, "own": ["z"]}, "expected names of items that each rank has its own of"),

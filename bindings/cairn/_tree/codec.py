@@ -306,9 +306,10 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], di
             unpack([tree])
         except ValueError as error:
             raise Corrupt(f"the checkpoint's tree: {error}") from error
-    for kinds_of, what in ((classes, "optimizer"), (objects, "object")):
-        if not isinstance(kinds_of, dict) or not all(isinstance(one, str) for one in kinds_of.values()):
-            raise Corrupt(f"the checkpoint's tree: expected the name of each {what}'s class")
+    if not isinstance(classes, dict) or not _is_text([*classes.values()]):
+        raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
+    if not isinstance(objects, dict) or not _is_text([*objects.values()]):
+        raise Corrupt("the checkpoint's tree: expected the name of each object's class")
     if not isinstance(parameters, dict) or not all(_is_text(names) for names in parameters.values()):
         raise Corrupt("the checkpoint's tree: expected the names of each optimizer's parameters")
     if not isinstance(schedulers, dict) or not all(_is_text(kinds) for kinds in schedulers.values()):
