@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import (
@@ -22,6 +23,11 @@ from .shares import check_plans
 class SavePlanner(DefaultSavePlanner):
     """DCP's default planner without pickle: a value that typed JSON cannot keep is refused by name, before a byte is
     written. Works only with `StorageWriter`."""
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        if self.flatten_sharded_tensors and not self.flatten_state_dict:
+            _refuse_other_keys(state_dict, "")
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
@@ -92,6 +98,17 @@ class LoadPlanner(DefaultLoadPlanner):
             f'"{read_item.storage_index.fqn}" was pickled by the planner that saved it: if you trust whoever wrote '
             "the checkpoint, load it with DCP's DefaultLoadPlanner"
         )
+
+
+def _refuse_other_keys(value: Any, path: str) -> None:
+    """InvalidArgument for a key that is no text: DCP has made it text."""
+    for key, child in value.items() if isinstance(value, Mapping) else ():
+        if not isinstance(key, str):
+            raise InvalidArgument(
+                f'"{path}": the key {key!r} would come back as text, because DCP looks for sharded tensors in a state that '
+                "it does not flatten: give the planner flatten_state_dict=True, or flatten_sharded_tensors=False"
+            )
+        _refuse_other_keys(child, f"{path}.{key}" if path else key)
 
 
 def _some(names: list[str]) -> str:
