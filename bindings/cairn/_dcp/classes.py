@@ -18,7 +18,7 @@ def classes_in(state: Mapping[str, Any]) -> Classes:
     kind = torch.optim.Optimizer
     found: Classes = {}
     for key, value in state.items():
-        held = getattr(value, "optimizers", None)
+        held = getattr(value, "__dict__", {}).get("optimizers")  # A property would run code.
         each = held if isinstance(held, (list, tuple)) else [value]
         classes = {type(inner_optimizer(one)): None for one in each if isinstance(one, kind)}
         if classes:
