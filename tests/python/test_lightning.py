@@ -358,9 +358,10 @@ def test_optimizers_in_another_order_are_refused(tmp_path: Path) -> None:
                 optimizer.step()
 
     fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Two())
-    fit(max_epochs=2, model=Two(), ckpt_path=tmp_path / "one.ckpt")
+    resumed = {"max_epochs": 2, "ckpt_path": tmp_path / "one.ckpt", "default_root_dir": tmp_path}
+    fit(model=Two(), **resumed)
     with pytest.raises(cairn.InvalidArgument, match="optimizer_states/0: only the tree has the parameters net.1.bias"):
-        fit(max_epochs=2, model=Two(turned=True), ckpt_path=tmp_path / "one.ckpt")
+        fit(model=Two(turned=True), **resumed)
 
 
 class Color(Enum):
