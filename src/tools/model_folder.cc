@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/human.h"
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "restore/whole_tensors.h"
@@ -59,11 +60,32 @@ struct SideFiles {
 };
 
 bool IsSideFile(const std::filesystem::path& path) {
-  constexpr std::array<std::string_view, 6> kEndings{".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"};
+  constexpr std::array<std::string_view, 8> kEndings{".json",     ".jinja", ".txt", ".model",
+                                                     ".tiktoken", ".py",    ".spm", ".codes"};
   constexpr std::array<std::string_view, 2> kOthers{"manifest.json", "trainer_state.json"};
   const std::string name = path.filename().string();
   return std::find(kEndings.begin(), kEndings.end(), path.extension().string()) != kEndings.end() &&
          std::find(kOthers.begin(), kOthers.end(), name) == kOthers.end() && !name.ends_with(".index.json");
+}
+
+/// Python's json writes NaN and Infinity, which JSON has not: null instead, outside of strings.
+std::string WithoutNaNs(const std::string& text) {
+  std::string valid;
+  bool quoted = false;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char letter = text[at];
+    if (quoted && letter == '\\' && at + 1 < text.size()) {
+      valid += text.substr(at++, 2);
+      continue;
+    }
+    quoted = quoted != (letter == '"');
+    const auto is = [&](std::string_view word) { return !quoted && text.compare(at, word.size(), word) == 0; };
+    std::size_t length = 0;
+    for (const std::string_view word : {"NaN", "Infinity", "-Infinity"}) length = is(word) ? word.size() : length;
+    valid += length == 0 ? std::string(1, letter) : "null";
+    at += length == 0 ? 0 : length - 1;
+  }
+  return valid;
 }
 
 Result<SideFiles> FindSideFiles(const std::string& folder, const ExportOptions& options) {
@@ -84,7 +106,9 @@ Result<SideFiles> FindSideFiles(const std::string& folder, const ExportOptions& 
   }
   CAIRN_ASSIGN_OR_RETURN(const std::string text,
                          ReadInputFile((files.folder / kConfig).string(), "a model's config", 16U << 20));
-  const nlohmann::json config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json config = IsNestedTooDeeply(text)
+                                    ? nlohmann::json()
+                                    : nlohmann::json::parse(WithoutNaNs(text), nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) {
     return Error(StatusCode::kInvalidArgument, "{}: expected a JSON object", (files.folder / kConfig).string());
   }

@@ -24,7 +24,7 @@ using nlohmann::json;
 
 /// In the names of arrays in a value of cairn.dcp.
 constexpr std::string_view kInValue = "/~v";
-constexpr int kDcpVersion = 3;
+constexpr int kDcpVersion = 4;  // As bindings/cairn/_dcp/items.py has it.
 
 struct Found {
   WholeTensor whole;
@@ -138,14 +138,48 @@ Result<std::string> ChooseModel(const ExportOptions& options, const DcpNotes& no
                options.path);
 }
 
-/// Unsupported if the Hugging Face Trainer has left frozen parameters out.
-Status CheckWhole(const TensorSource& source) {
+/// A key's part of a tensor's name, as bindings/cairn/_tree has it. Empty for keys that are neither text nor numbers.
+std::string PartOf(const json& key) {
+  if (key.is_number()) return key.dump();
+  if (!key.is_string()) return {};
+  std::string part;
+  for (const char letter : key.get<std::string>()) {
+    part += letter == '~' ? "~0" : letter == '/' ? "~1" : std::string(1, letter);
+  }
+  return part;
+}
+
+/// The tensors below a node of a tree's text that are kept as bytes, with their dtypes.
+void FindKeptAsBytes(const json& node, const std::string& name, std::map<std::string, std::string>& dtypes) {
+  const auto below = [&](const json& child, const std::string& part) {
+    FindKeptAsBytes(child, name.empty() ? part : name + '/' + part, dtypes);
+  };
+  if (node.is_object()) {
+    for (const auto& [key, child] : node.items()) below(child, PartOf(key));
+    return;
+  }
+  if (!node.is_array() || node.size() < 2 || !node[0].is_string()) return;
+  const auto kind = node[0].get<std::string>();
+  if ((kind == "t" || kind == "a") && node[1].is_string()) {
+    dtypes.emplace(name, node[1].get<std::string>());
+  } else if (kind == "state") {
+    FindKeptAsBytes(node[1], name, dtypes);
+  } else if (kind == "list" || kind == "tuple") {
+    for (std::size_t i = 1; i < node.size(); ++i) below(node[i], std::to_string(i - 1));
+  } else if (kind == "dict" || kind == "odict") {
+    for (std::size_t i = kind == "dict" ? 1 : 2; i + 1 < node.size(); i += 2) below(node[i + 1], PartOf(node[i]));
+  }
+}
+
+/// Unsupported if the Hugging Face Trainer has left frozen parameters out. Notes what is kept as bytes.
+Status CheckTrees(const TensorSource& source, DcpNotes& notes) {
   for (std::uint32_t file = 0; file < source.files(); ++file) {
     const Values& values = source.header(file).values;
     const auto found = values.find("tree");
     const Json* const text = found == values.end() ? nullptr : std::get_if<Json>(&found->second);
     if (text == nullptr || IsNestedTooDeeply(text->text)) continue;
     const json tree = json::parse(text->text, nullptr, /*allow_exceptions=*/false);
+    FindKeptAsBytes(Member(tree, "tree"), {}, notes.dtypes);
     if (!Member(Member(Member(tree, "tree"), "trainer"), "frozen").is_null()) {
       return Error(StatusCode::kUnsupported,
                    "{}: holds only what was trained, not the frozen parameters: the Trainer's `export` writes them too",
@@ -188,6 +222,7 @@ Status LeaveOutTied(const Reading& reading, TensorSource& source, const std::map
       std::find_if(tensors.begin(), tensors.end(), [](const ModelTensor& one) { return IsHead(one.name); });
   if (head == tensors.end()) return Status::Ok();
   const ModelTensor* unlike = nullptr;
+  bool tied = false;
   for (const ModelTensor& other : tensors) {
     if (&other == &*head || other.whole.dtype != head->whole.dtype || other.whole.shape != head->whole.shape) continue;
     const WholeTensor& a = head->whole;
@@ -196,11 +231,13 @@ Status LeaveOutTied(const Reading& reading, TensorSource& source, const std::map
     if (!same) {
       CAIRN_ASSIGN_OR_RETURN(same, HaveSameBytes(reading, source, a, b));
     }
-    if (same) {
-      tensors.erase(head);
-      return Status::Ok();
-    }
-    unlike = &other;
+    tied = tied || same;
+    if (!same) unlike = &other;
+  }
+  // Which of several from_pretrained ties it to is for the model's code to know.
+  if (tied && unlike == nullptr) {
+    tensors.erase(head);
+    return Status::Ok();
   }
   if (unlike != nullptr) {
     model.warnings.push_back(fmt::format(
@@ -217,8 +254,8 @@ Result<ModelTensors> FindModelTensors(const Reading& reading, TensorSource& sour
                                       bool config_ties) {
   CAIRN_RETURN_IF_ERROR(source.SelectRange(reading.parts(), 0, source.files()));
   std::map<std::string, Found> all = ListFound(source);
-  CAIRN_ASSIGN_OR_RETURN(const DcpNotes notes, ReadNotes(source));
-  CAIRN_RETURN_IF_ERROR(CheckWhole(source));
+  CAIRN_ASSIGN_OR_RETURN(DcpNotes notes, ReadNotes(source));
+  CAIRN_RETURN_IF_ERROR(CheckTrees(source, notes));
   Prepare(notes, all);
   CAIRN_ASSIGN_OR_RETURN(std::string prefix, ChooseModel(options, notes, all));
 

@@ -204,6 +204,14 @@ TEST_F(ModelFolderTest, LeavesOutOnlyAHeadThatTheConfigTiesAndThatIsEqual) {
   EXPECT_EQ(exported({{.tensors = {embed}}, {.tensors = {equal}}}, ties), one);
   EXPECT_EQ(exported({{.tensors = {embed, other}}}, ties), std::pair(both.first, true));
   EXPECT_EQ(exported({{.tensors = {embed, other}}}, R"({"tie_word_embeddings": false})"), both);
+  EXPECT_EQ(
+      exported({alias}, R"({"limits": [0.5, Infinity, -Infinity, NaN], "of": "a \"NaN", "tie_word_embeddings": true})"),
+      one);
+  // Which of the two the config ties, the model's code knows.
+  SavedTensor unrelated = other;
+  unrelated.name = "a.weight";
+  EXPECT_EQ(exported({{.tensors = {embed, other, unrelated}}}, ties),
+            std::pair(std::vector<std::string>{"a.weight", "embed.weight", "lm_head.weight"}, true));
 }
 
 TEST_F(ModelFolderTest, FindsTheModel) {
@@ -233,7 +241,16 @@ TEST_F(ModelFolderTest, IsRefusedWhereTheModelIsNotKnownOrNotWhole) {
 
   const Ran unknown = Export(Write(1, {{.tensors = {nested}}}));
   const Ran trained = Export(Write(2, {{.tensors = {top}, .values = {{"tree", partial}}}}));
+  const Json tree{R"({"version":2,"tree":{"model":["state",["odict",null,"x/y",["list",1,["a","complex128"]]]]}})"};
+  const SavedTensor as_bytes = MakeTensor("model/x~1y/1", DType::kU8, {3, 16}, 1);
+  const Ran odd = Export(Write(3, {{.tensors = {as_bytes}, .values = {{"tree", tree}}}}));
+  const Json dcp{
+      R"({"version":4,"paths":{"w":["w"]},"values":{"l":["packed","list","<i4","AA=="]},"pickled":[],"tied":[]})"};
+  const Ran packed = Export(Write(4, {{.tensors = {top}, .values = {{"dcp", dcp}}}}));
 
+  EXPECT_EQ(odd.code, 2);
+  EXPECT_THAT(odd.err, HasSubstr("tensor \"model/x~1y/1\" has the dtype complex128"));
+  EXPECT_EQ(packed.code, 0) << packed.err;
   EXPECT_EQ(unknown.code, 2);
   EXPECT_THAT(unknown.err, HasSubstr("no tensors at the top and no key \"model\": say with --strip-prefix"));
   EXPECT_EQ(trained.code, 2);
