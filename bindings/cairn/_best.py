@@ -107,16 +107,14 @@ def ranked(
     there = {info["attempt"] for info in infos}
     for attempt in [one for one in known if one not in there]:
         del known[attempt]
-    kinds = {KINDS.index(info["nonfinite"]) for info in infos}
     sign = 1.0 if mode == "min" else -1.0
     scored = [
-        (sign * value, -info["generation"], -info["step"], info)
+        (KINDS.index(info["nonfinite"]), sign * value, -info["generation"], -info["step"], info)
         for info in infos
-        if KINDS.index(info["nonfinite"]) == min(kinds)
-        and (value := known.get(info["attempt"], {}).get(metric)) is not None
-        and not math.isnan(value)
+        if (value := known.get(info["attempt"], {}).get(metric)) is not None and not math.isnan(value)
     ]
-    return [info for *_, info in sorted(scored, key=lambda one: one[:3])]
+    best = min((kind for kind, *_ in scored), default=0)
+    return [info for kind, *_, info in sorted(scored, key=lambda one: one[:4]) if kind == best]
 
 
 class KeepBest:

@@ -112,6 +112,15 @@ def test_where_all_are_marked_it_is_as_if_none_were(make: Make, weight: float) -
     assert checkpointer.steps() == [2, 4] and checkpointer.best("loss") == 2
 
 
+def test_a_finite_one_without_the_metric_is_not_better(make: Make) -> None:
+    checkpointer = make(keep_last=1, keep_best=1, best_metric="loss", nonfinite="mark")
+    checkpointer.save(1, {"mask": np.zeros(10)}).wait()
+    for step, loss in enumerate([0.5, 0.1, 0.9, 0.8], start=2):
+        checkpointer.save(step, {"mask": np.full(10, -math.inf)}, metrics={"loss": loss})
+    checkpointer.drain()
+    assert checkpointer.steps() == [1, 3, 5] and checkpointer.best("loss") == 3
+
+
 def test_a_pin_of_the_user_s_is_never_taken_away(make: Make) -> None:
     checkpointer = make(**BEST)
     save_all(checkpointer, [0.3, 0.2])
