@@ -31,11 +31,11 @@ def class_names(classes: Classes) -> dict[str, list[str]]:
 
 
 def unlike_classes(own: Classes, saved: Mapping[str, list[str]]) -> list[str]:
-    """Where the checkpoint has other classes. The stages of a pipeline, which each have some, may be others by now."""
+    """Where a class is not among the checkpoint's. It has those of all ranks: the stages of a pipeline may have some each,
+    and be others by now."""
     unlike = []
     for key in own.keys() & saved.keys():
-        fit = [names_of(kind) & {*saved[key]} for kind in own[key]]
-        if not all(fit) or not {*saved[key]} <= set().union(*fit):
+        if not all(names_of(kind) & {*saved[key]} for kind in own[key]):
             mine = ", ".join(sorted(kind.__name__ for kind in own[key]))
             unlike.append(f'"{key}" is {mine} in the state to load into, {", ".join(saved[key])} in the checkpoint')
     return unlike
