@@ -74,7 +74,8 @@ def with_hints(call: Callable[[], T], alone: bool) -> T:
         elif alone and (ranks := _ranks_of_job()):
             way_out = (
                 f"this process is one rank of {ranks}: give each rank's Checkpointer the group (group=, as "
-                "torch.distributed.group.WORLD), so that they write one checkpoint together, or a root of its own"
+                "torch.distributed.group.WORLD), so that they write one checkpoint together, or a root of its own; if the "
+                "process is of another job, end it first, or give take_over=True"
             )
         elif _is_worker():
             way_out = (
@@ -87,12 +88,13 @@ def with_hints(call: Callable[[], T], alone: bool) -> T:
 
 
 def _ranks_of_job() -> int:
-    """How many ranks this process is one of, by torch.distributed or by what its launcher says; 0 if it is none."""
+    """How many ranks this process is one of, by torch.distributed or by what its launcher says; 0 if it is none, as a
+    rank's own worker."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         ranks = distributed.get_world_size()
     else:
-        said = next((os.environ[name] for name in _WORLD_SIZES if name in os.environ), "")
+        said = "" if _is_worker() else next((os.environ[name] for name in _WORLD_SIZES if name in os.environ), "")
         ranks = int(said) if said.isdecimal() else 0
     return ranks if ranks > 1 else 0
 
