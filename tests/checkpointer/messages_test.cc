@@ -284,7 +284,7 @@ TEST_F(RanksMessages, BrokenGroupBeforePreparedFailsTheSave) {
 
 // A mount that appears or disappears on one node: the coordinator does not find what that rank has written.
 TEST_F(RanksMessages, AreNotTrustedIfTheShardIsMissing) {
-  OpenAll(std::chrono::seconds(1));
+  OpenAll(std::chrono::seconds(3));
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   const auto shard_of_rank_1 = [this] {
     for (const std::string& name : Leftovers(root())) {

@@ -12,6 +12,7 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -58,8 +59,9 @@ void Run(const std::string& root, const std::string& file, int rank, int world, 
     optimizer.step();
   };
   const auto report = [&](const char* what, std::uint64_t at) {
-    std::cerr << what << ' ' << at << ' ' << std::hex << Digest(model->named_parameters(), optimizer) << std::dec
-              << '\n';
+    std::ostringstream line;  // In one write: the ranks share a pipe.
+    line << what << ' ' << at << ' ' << std::hex << Digest(model->named_parameters(), optimizer) << '\n';
+    std::cerr << line.str();
   };
 #include "example.inc"
 }
