@@ -269,3 +269,13 @@ def test_what_one_rank_refuses_no_rank_begins_to_read(worlds: Worlds) -> None:
         two.all("refused(lacking, 'state only in the checkpoint: optim.state.1.exp_avg')") == [["refused", False]] * 2
     )
     assert two.all("refused(narrow, 'w (F32 in the checkpoint, F16 here)')") == [["refused", False]] * 2
+
+
+def test_a_rank_may_have_some_of_the_classes_that_all_ranks_have() -> None:
+    from cairn._dcp.classes import unlike_classes
+
+    own = {"optim": [torch.optim.AdamW]}
+    assert unlike_classes(own, {"optim": ["AdamW", "SGD"]}) == []
+    assert unlike_classes(own, {"optim": ["SGD"]}) == [
+        '"optim" is AdamW in the state to load into, SGD in the checkpoint'
+    ]
