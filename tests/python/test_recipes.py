@@ -93,7 +93,7 @@ def test_the_page_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert len(after["optimizer"].state) == 2  # What is new has none before its first step.
 
     assert torch.equal(run(share, "kept", "old")["model"]["kept"].weight, of_60)
-    (command,) = re.findall(r"`cairn (export ROOT .*?)`", (ROOT / "docs/recipes.md").read_text())
+    (command,) = re.findall(r"`cairn (export ROOT [^`]*--out .*?)`", (ROOT / "docs/recipes.md").read_text())
     Path("model.safetensors").unlink()
     subprocess.run([COMMAND, *command.replace("ROOT", str(run7)).replace("'", "").split()], check=True)
     assert torch.equal(load_file("model.safetensors")["kept.weight"], of_60)
