@@ -127,6 +127,8 @@ class TwoRanks : public testing::Test {
     EXPECT_TRUE(disks_[0].WaitHeld(Deadline::In(kPatience))) << "the disk stands still\n"
                                                              << ToString(plans_[0]->Seen());
     EXPECT_TRUE(saves_[2 * kRanks].WaitCaptured(Deadline::In(kPatience)).ok());
+    // Captured is said before the sums are there, without which no chunk is written.
+    static_cast<void>(disks_[1].WaitHeld(Deadline::In(std::chrono::milliseconds(300))));
   }
   [[nodiscard]] std::size_t writes_of_younger() const { return plans_[0]->Count(kWrites) - before_; }
   void ReleaseAndWait(const FaultGate& held) {
