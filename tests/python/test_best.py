@@ -103,6 +103,14 @@ def test_the_best_and_the_last_one_kept_are_finite(make: Make) -> None:
     assert [one.pinned for one in listed] == [True, True, False, False]
 
 
+def test_what_is_marked_takes_no_place_that_finite_ones_leave_free(make: Make) -> None:
+    checkpointer = make(keep_last=1, keep_best=2, best_metric="loss", nonfinite="mark")
+    for step, (loss, weight) in enumerate([(0.5, 1), (0.1, math.nan), (0.2, math.nan), (0.9, math.nan)], start=1):
+        checkpointer.save(step, {"w": np.full(10, weight)}, metrics={"loss": loss})
+    checkpointer.drain()
+    assert checkpointer.steps() == [1, 4]
+
+
 @pytest.mark.parametrize("weight", [math.inf, math.nan])
 def test_where_all_are_marked_it_is_as_if_none_were(make: Make, weight: float) -> None:
     checkpointer = make(keep_last=1, keep_best=1, best_metric="loss", nonfinite="mark")
