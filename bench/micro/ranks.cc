@@ -213,6 +213,7 @@ class ManyRanks {
   ManyRanks(const std::string& root, int ranks, std::size_t tensors)
       : root_(root), ranks_(std::make_shared<OtherRanks>(root, ranks, tensors)), memory_(tensors) {
     Wiring wiring;
+    wiring.node = NodeRanks();  // The other ranks say nothing of their nodes.
     wiring.wrap_queue = [watch = watch_](IoQueueFactory inner) {
       return WrapQueues<WatchedQueue>(watch, std::move(inner));
     };
