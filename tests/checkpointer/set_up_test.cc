@@ -29,6 +29,7 @@ namespace {
 
 using namespace literals;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -205,8 +206,10 @@ TEST(SetUp, ASaveThatPinsMemorySaysSo) {
   EXPECT_TRUE(warnings.Wait());
   EXPECT_EQ(SaveNow(*checkpointer, 2, tensors), Status::Ok());
 
-  EXPECT_THAT(warnings.seen(), ElementsAre(AllOf(StartsWith("pinned 16.0 MiB more of host memory in "),
-                                                 HasSubstr("host_memory_bytes=20971520 does so at Open"))));
+  // A slow disk may warn as well.
+  EXPECT_THAT(warnings.seen(), Contains(AllOf(StartsWith("pinned 16.0 MiB more of host memory in "),
+                                              HasSubstr("host_memory_bytes=20971520 does so at Open")))
+                                   .Times(1));
 }
 
 TEST(SetUp, ASaveDoesNotWaitForMemoryThatIsPinned) {
