@@ -287,6 +287,7 @@ def test_steps_that_are_not_recorded_run_torch_untouched(trainer: Any) -> None:
 
 
 def test_a_fence_is_recorded_and_no_part_of_the_optimizer(trainer: Any, tmp_path: Path) -> None:
+    import torch
     from cairn_bench.reconfigure import records
     from cairn_bench.reconfigure.instructions import Recorder
 
@@ -294,7 +295,7 @@ def test_a_fence_is_recorded_and_no_part_of_the_optimizer(trainer: Any, tmp_path
     with cairn.Checkpointer(tmp_path / "run", host_memory="32MiB", trace_events=100) as checkpointer:
         checkpointer.protect(trainer.optimizer)
         with checkpointer.pause_copies(at_most=60):  # So that the fence has to wait.
-            save = checkpointer.save(1, {"model": trainer.model.state_dict()})
+            save = checkpointer.save(1, {"model": trainer.model.state_dict(), "more": torch.zeros(1 << 20)})
             with recorder.step(2):
                 trainer.step(2)
         save.wait()

@@ -226,7 +226,8 @@ def test_the_best_outlive_kills_at_any_moment(root: Path) -> None:
             steps = reader.steps()
             best = sorted(range(1, steps[-1] + 1), key=lambda step: losses[step])[:2]
             assert set(best) <= set(steps), f"seed {seed}: a checkpoint that is among the best is gone"
-            assert len(steps) <= 2 + 1 + 3, f"seed {seed}"
+            # The best, keep_last, in flight and one on its way out; and one that was among the best until now.
+            assert len(steps) <= 2 + 1 + 3 + 1, f"seed {seed}"
 
     with cairn.Checkpointer(root, keep_last=1, host_memory="8MiB", chunk="1MiB", queue_depth=2):
         assert [*root.rglob(".pinned-*")] == [], f"seed {seed}: a killed writer's draft is left"
