@@ -263,6 +263,11 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
       });
 }
 
+std::optional<StreamSums> Capture::sums() const {
+  if (stage_ != CaptureStage::kCaptured || sums_in_flight_ != 0) return std::nullopt;
+  return StreamSums{.checksums = sums_, .nonfinite = worst_};
+}
+
 std::uint32_t Capture::SumBlock(std::uint64_t begin, Bytes bytes) {
   if (!looks()) return Crc32c(bytes);
   std::uint32_t crc = 0;

@@ -11,24 +11,12 @@
 
 #include "base/lifecycle.h"
 #include "device/buffer_pool.h"
+#include "engine/chunk_source.h"
 #include "engine/context.h"
 #include "engine/save_task.h"
 #include "engine/staged_chunks.h"
 
 namespace cairn {
-
-/// A part of the stream that has been copied and waits for its write and its checksum. The buffer returns to the pool
-/// after both.
-struct FilledChunk {
-  BufferPool::Chunk buffer;
-  /// Offsets in the stream.
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  /// The device computed its checksums with the copy.
-  bool summed = false;
-  /// A GPU did, from its own memory.
-  bool summed_by_gpu = false;
-};
 
 enum class CaptureStage : std::uint8_t {
   /// For older saves.
@@ -51,7 +39,7 @@ enum class CaptureStage : std::uint8_t {
 ///
 /// Every copy is waited for, so that tensor memory is never read after the save has ended. Those of a lost device end
 /// with its error.
-class Capture : public std::enable_shared_from_this<Capture> {
+class Capture final : public ChunkSource, public std::enable_shared_from_this<Capture> {
  public:
   struct Callbacks {
     /// Chunks come in no particular order.
@@ -80,19 +68,15 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool all_buffered() const { return next_ == task_.snapshot().bytes() && planned_.empty(); }
   /// Has a worker compute the checksums of a chunk, unless a device has. Of what a GPU has summed the worker sums one
   /// block in kComparedBlocks, other ones in each save: if a sum is not the GPU's, the save fails.
-  void Sum(std::shared_ptr<FilledChunk> chunk);
+  void Sum(std::shared_ptr<FilledChunk> chunk) override;
   static constexpr std::uint64_t kComparedBlocks = 32;
-  [[nodiscard]] bool sums() const { return sums_in_flight_ != 0; }
+  [[nodiscard]] std::optional<StreamSums> sums() const override;
   /// No copy and no checksum is in flight.
-  [[nodiscard]] bool idle() const { return copies_in_flight_ == 0 && !sums(); }
+  [[nodiscard]] bool idle() const { return copies_in_flight_ == 0 && sums_in_flight_ == 0; }
   /// Starts no further copies; drops chunks in flight as they end.
   void Stop();
   /// Returns staging memory. Call it when idle, at the latest when the save ends.
   void ReleaseStaging();
-  /// One for each kChecksumBlock of the stream, once all chunks are done. Empty if checksums are off.
-  [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return sums_; }
-  /// The worst value of the stream, once all chunks are done. kNone if nobody looks (Options::nonfinite).
-  [[nodiscard]] NonFinite nonfinite() const { return worst_; }
 
  private:
   enum class CopyState : std::uint8_t { kPlanned, kInFlight, kDone };

@@ -30,15 +30,7 @@ Coordination::Callbacks SaveJob::CoordinationCallbacks() {
 }
 
 ShardWriter::Callbacks SaveJob::WriterCallbacks() {
-  return {.written =
-              [this](std::shared_ptr<FilledChunk> chunk) {
-                // Only after the write: the header, which holds the checksums, is written last, so the disk need not
-                // wait for them. And data that one core has just copied is slower to read from its cache than from
-                // memory.
-                capture_->Sum(std::move(chunk));
-                SealIfWritten();
-              },
-          .begun = [this] { SealIfWritten(); },
+  return {.begun = [this] { SealIfWritten(); },
           .sealed = [this] { OnSealed(); },
           .committed = [this](Status status) { OnCommitted(std::move(status)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
@@ -81,7 +73,7 @@ void SaveJob::OnLaidOut() {
 }
 
 void SaveJob::MakeHeaderIfNamed() {
-  if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder());
+  if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder(), *capture_);
 }
 
 Deadline SaveJob::wakes_at() const {
@@ -117,7 +109,7 @@ void SaveJob::Advance(bool chunks) {
 }
 
 void SaveJob::SealIfWritten() {
-  if (running() && capture_ != nullptr) writer_->SealIfWritten(*capture_);
+  if (running()) writer_->SealIfWritten();
 }
 
 void SaveJob::OnSealed() {

@@ -33,8 +33,9 @@ bool ShardWriter::Ends(const Status& status) {
   return true;
 }
 
-void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
+void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source) {
   if (!stage_.MoveTo(Stage::kPlanning)) return;
+  source_ = &source;
   folder_ = std::move(folder);
   context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
     const Group& group = *context_.parts.group;
@@ -96,7 +97,10 @@ void ShardWriter::SubmitWrite() {
 void ShardWriter::OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status) {
   if (Ends(status)) return;
   written_ += chunk->end - chunk->begin;
-  callbacks_.written(chunk);
+  // Only after the write: the header, which holds the checksums, is written last, so the disk need not wait for them.
+  // And data that one core has just copied is slower to read from its cache than from memory.
+  source_->Sum(chunk);
+  SealIfWritten();
 }
 
 std::optional<Deadline> ShardWriter::release_by() const {
@@ -104,21 +108,22 @@ std::optional<Deadline> ShardWriter::release_by() const {
   return std::nullopt;
 }
 
-void ShardWriter::SealIfWritten(const Capture& capture) {
+void ShardWriter::SealIfWritten() {
+  if (stage_ != Stage::kWriting && stage_ != Stage::kHeld) return;
+  std::optional<StreamSums> sums = written_ == task_.snapshot().bytes() ? source_->sums() : std::nullopt;
+  if (!sums) return;
   if (stage_ == Stage::kWriting) {
-    if (!task_.captured() || written_ != task_.snapshot().bytes() || capture.sums()) return;
     task_.MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
     if (task_.held()) {
       if (!stage_.MoveTo(Stage::kHeld)) return;
       release_by_ = Deadline::In(task_.plan().hold);
     }
   }
-  const bool released = stage_ == Stage::kWriting || (stage_ == Stage::kHeld && !task_.held());
-  if (!released) return;
+  if (task_.held()) return;
   if (!task_.MarkCommitting()) return callbacks_.failed(task_.cancelled().value_or(task_.status()));
   if (!stage_.MoveTo(Stage::kSealing)) return;
-  if (context_.parts.options.checksums) header_->SetSums(capture.checksums());
-  nonfinite_ = capture.nonfinite();
+  if (context_.parts.options.checksums) header_->SetSums(sums->checksums);
+  nonfinite_ = sums->nonfinite;
   const Bytes header = std::as_bytes(std::span(header_->bytes()));
   if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&ShardWriter::OnSealed));
   attempt_->SealAndCommit(header, MakeManifest({shard()}), task_.plan().replace, Later(&ShardWriter::OnCommitted));

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/lifecycle.h"
-#include "engine/capture.h"
+#include "engine/chunk_source.h"
 #include "engine/context.h"
 #include "engine/save_task.h"
 #include "format/shard_header.h"
@@ -51,8 +51,6 @@ enum class WriterStage : std::uint8_t {
 class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
  public:
   struct Callbacks {
-    /// The chunk is written: compute its checksum, then call SealIfWritten.
-    std::function<void(std::shared_ptr<FilledChunk>)> written;
     /// Call SealIfWritten: there may be nothing to write.
     std::function<void()> begun;
     /// shard() is ready for this rank's message.
@@ -68,8 +66,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   };
   ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
-  /// Call it when the stream is laid out and the attempt has its name.
-  void MakeHeader(std::shared_ptr<AttemptFolder> folder);
+  /// Call it when the stream is laid out and the attempt has its name. `source` lives until Stop, or the end.
+  void MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source);
   [[nodiscard]] bool may_begin() const { return stage_ == WriterStage::kReady; }
   /// Creates its file, or takes over a spare.
   void Begin();
@@ -81,7 +79,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   [[nodiscard]] bool HasReadyWrite() const { return stage_ == WriterStage::kWriting && !ready_.empty(); }
   void SubmitWrite();
   /// Continues once everything is captured, written, checksummed and released. Fails if the caller has cancelled.
-  void SealIfWritten(const Capture& capture);
+  void SealIfWritten();
   /// The deadline of its release, while it waits for that.
   [[nodiscard]] std::optional<Deadline> release_by() const;
   /// The caller can no longer cancel or release it.
@@ -134,6 +132,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   const Callbacks callbacks_;
   Lifecycle<WriterStage> stage_{"the shard of a save", WriterStage::kWaiting, callbacks_.bug};
   std::shared_ptr<AttemptFolder> folder_;
+  ChunkSource* source_ = nullptr;
   std::optional<ShardHeaderWriter> header_;
   // Only on the coordinator of several ranks.
   std::string index_run_;

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/finite.h"
+#include "device/buffer_pool.h"
+
+namespace cairn {
+
+/// A part of a shard's stream that waits for its write and its checksum. The buffer returns to the pool after both.
+struct FilledChunk {
+  BufferPool::Chunk buffer;
+  /// Offsets in the stream.
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  /// The device computed its checksums with the copy.
+  bool summed = false;
+  /// A GPU did, from its own memory.
+  bool summed_by_gpu = false;
+};
+
+/// What is known of a whole stream.
+struct StreamSums {
+  /// One for each kChecksumBlock. Empty if checksums are off.
+  std::vector<std::uint32_t> checksums;
+  /// The worst value. kNone if nobody looks (Options::nonfinite).
+  NonFinite nonfinite = NonFinite::kNone;
+};
+
+/// What gives a shard's writer its chunks, in any order: the writer, the ranks' agreement and the commit do not know
+/// from where the bytes come. For the engine's thread.
+class ChunkSource {
+ public:
+  ChunkSource() = default;
+  virtual ~ChunkSource() = default;
+  ChunkSource(const ChunkSource&) = delete;
+  ChunkSource& operator=(const ChunkSource&) = delete;
+
+  /// The chunk is written: sums it, unless that is done.
+  virtual void Sum(std::shared_ptr<FilledChunk> chunk) = 0;
+  /// Once every chunk was given, and none is being summed.
+  [[nodiscard]] virtual std::optional<StreamSums> sums() const = 0;
+};
+
+}  // namespace cairn
