@@ -17,7 +17,8 @@ void BindSave(py::module_& module) {
       .def("cancel", &PySave::Cancel)
       .def("release", &PySave::Release)
       .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
-      .def("wait_durable", &PySave::WaitDurable, "timeout"_a);
+      .def("wait_durable", &PySave::WaitDurable, "timeout"_a)
+      .def("wait_ended", &PySave::WaitEnded, "timeout"_a);
 
   py::class_<PyHold>(module, "Hold")
       .def("release", &PyHold::Release)

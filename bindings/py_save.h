@@ -60,6 +60,18 @@ class PySave {
   void WaitDurable(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
   }
+  /// Whether it has ended within the timeout. Its failure stays unheard, for the user.
+  [[nodiscard]] bool WaitEnded(std::optional<double> timeout) const {
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
+    static_cast<void>(Interruptible([end = DeadlineFrom(timeout)] { return end; },
+                                    [&](Deadline slice) {
+                                      return ended() || BindingCalls::WaitEnded(save_, slice)
+                                                 ? Status()
+                                                 : Status(StatusCode::kDeadlineExceeded, "");
+                                    }));
+    return ended();
+  }
 
  private:
   template <typename Call>

@@ -26,6 +26,8 @@ bool BindingCalls::WaitTensorsFree(const SaveHandle& save, Deadline deadline) {
   return save.task_->WaitTensorsFree(deadline);
 }
 
+bool BindingCalls::WaitEnded(const SaveHandle& save, Deadline deadline) { return save.task_->WaitEnded(deadline); }
+
 Status BindingCalls::PinBest(Checkpointer& checkpointer, std::uint64_t step, bool pinned) {
   return checkpointer.impl_->SetPinned(step, PinOwner::kBest, pinned);
 }

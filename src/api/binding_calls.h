@@ -24,6 +24,8 @@ struct BindingCalls {
   /// Waits until this save does not read its tensors any more: it is captured, or has failed. False at the deadline.
   /// Does not report a failure.
   [[nodiscard]] static bool WaitTensorsFree(const SaveHandle& save, Deadline deadline = Deadline::Infinite());
+  /// Waits until this save has ended, durable or failed. False at the deadline. Does not report a failure either.
+  [[nodiscard]] static bool WaitEnded(const SaveHandle& save, Deadline deadline);
   /// Pin or Unpin for keep_best: a pin of its own, which it alone takes away. A user's pin stays as it is.
   [[nodiscard]] static Status PinBest(Checkpointer& checkpointer, std::uint64_t step, bool pinned);
   /// SaveHandle::Cancel with the caller's reason, which becomes the status of the save.

@@ -52,6 +52,13 @@ bool SaveTask::WaitTensorsFree(Deadline deadline) {
   return TensorsFree();
 }
 
+bool SaveTask::WaitEnded(Deadline deadline) {
+  if (!CheckProcess().ok()) return false;
+  MutexLock lock(mutex_);
+  while (!Ended() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+  return Ended();
+}
+
 Status SaveTask::WaitDurable(Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);

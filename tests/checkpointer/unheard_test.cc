@@ -84,10 +84,11 @@ TEST_F(Unheard, LastFailureMakesOnlyTheNewestHeard) {
   EXPECT_EQ(status, first.status());
 }
 
-TEST_F(Unheard, WaitTensorsFreeReportsNothing) {
+TEST_F(Unheard, WaitTensorsFreeAndWaitEndedReportNothing) {
   const SaveHandle save = Fail(1);
 
   EXPECT_TRUE(BindingCalls::WaitTensorsFree(save, Soon()));
+  EXPECT_TRUE(BindingCalls::WaitEnded(save, Soon()));
 
   EXPECT_FALSE(checkpointer_->Drain(Soon()).ok());
 }
@@ -102,6 +103,7 @@ TEST_F(Unheard, ACancelledSaveIsNoFailure) {
 TEST_F(Unheard, AFailureByADeadlineIsToldFromADrainThatTookTooLong) {
   const SaveHandle held = Save(1, std::chrono::minutes(10));
   EXPECT_THAT(checkpointer_->Drain(Deadline::In({})).message(), HasSubstr("still in flight: 1 save (step"));
+  EXPECT_FALSE(BindingCalls::WaitEnded(held, Deadline::In({})));
   BindingCalls::Cancel(held, Status(StatusCode::kDeadlineExceeded, "step 1: a deadline of its own"));
 
   ASSERT_EQ(BindingCalls::WaitIdle(*checkpointer_, Soon()), Status::Ok());
