@@ -5,67 +5,82 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-std::unique_ptr<PyCheckpointer> Open(
-    const std::string& root, bool read_only, std::uint64_t keep_last, std::uint64_t keep_every, int max_in_flight,
-    const std::string& when_full, double full_timeout, double stall_timeout, double close_timeout, double open_timeout,
-    bool take_over, unsigned file_mode, unsigned directory_mode, std::uint64_t host_memory, std::uint64_t chunk,
-    int queue_depth, int worker_threads, int copy_streams, std::uint64_t staging, std::vector<int> cuda_devices,
-    bool checksums, bool gpu_checksums, const std::string& nonfinite, bool recycle, const std::string& io_queue,
-    std::size_t trace_events, const PyStoreGroup* group, const std::optional<NodeRanks>& node, double group_timeout,
-    std::optional<std::tuple<double, double, double>> steering, const std::string& unfenced_writes) {
-  const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
+template <typename T>
+using Choices = std::vector<std::pair<std::string, T>>;
+
+/// A Checkpointer's options by their names in Python, which has checked their types.
+class Given {
+ public:
+  explicit Given(const py::dict& options) : options_(options) {}
+
+  template <typename T>
+  void Take(const char* name, T& option) const {
+    option = options_[name].cast<T>();
+  }
+  void Take(const char* name, std::chrono::nanoseconds& option) const {
+    option = SpanFrom(options_[name].cast<double>());
+  }
+  template <typename T>
+  void TakeOneOf(const char* name, T& option, const Choices<T>& choices) const {
+    const auto found = options_[name].cast<std::string>();
     std::string expected;
-    for (const auto& [name, value] : choices) {
-      if (name == found) return value;
-      expected += (expected.empty() ? "\"" : ", \"") + std::string(name) + "\"";
+    for (const auto& [choice, value] : choices) {
+      if (choice == found) return static_cast<void>(option = value);
+      expected += (expected.empty() ? "\"" : ", \"") + choice + "\"";
     }
-    Raise(Status(StatusCode::kInvalidArgument,
-                 std::string(what) + ": expected one of " + expected + ", found \"" + found + "\""));
-  };
-  static const std::vector<std::pair<std::string, WhenFull>> kWhenFull = {
-      {"wait", WhenFull::kWait}, {"skip", WhenFull::kSkip}, {"replace", WhenFull::kReplace}};
-  static const std::vector<std::pair<std::string, IoQueueKind>> kIo = {
-      {"auto", IoQueueKind::kAuto}, {"io_uring", IoQueueKind::kUring}, {"threads", IoQueueKind::kThreads}};
-  static const std::vector<std::pair<std::string, MarkNonFinite>> kNonFinite = {
-      {"auto", MarkNonFinite::kAuto}, {"off", MarkNonFinite::kOff}, {"mark", MarkNonFinite::kMark}};
-  static const std::vector<std::pair<std::string, UnfencedWrites::Then>> kUnfencedWrites = {
-      {"fail", UnfencedWrites::Then::kFail},
-      {"warn", UnfencedWrites::Then::kWarn},
-      {"ignore", UnfencedWrites::Then::kIgnore}};
-  std::optional<SteeringOptions> steered;
+    RaiseIfError(Error(StatusCode::kInvalidArgument, "{}: expected one of {}, found \"{}\"", name, expected, found));
+  }
+
+ private:
+  const py::dict& options_;
+};
+
+std::unique_ptr<PyCheckpointer> Open(const std::string& root, const py::dict& options, const PyStoreGroup* group,
+                                     const std::optional<NodeRanks>& node) {
+  const Given given(options);
+  Options taken{.root = root};
+  given.Take("read_only", taken.read_only);
+  given.Take("open_timeout", taken.open_timeout);
+  given.Take("take_over", taken.take_over);
+  given.Take("keep_last", taken.keep_last);
+  given.Take("keep_every", taken.keep_every);
+  given.Take("max_in_flight", taken.max_in_flight);
+  given.TakeOneOf("when_full", taken.when_full,
+                  {{"wait", WhenFull::kWait}, {"skip", WhenFull::kSkip}, {"replace", WhenFull::kReplace}});
+  given.Take("full_timeout", taken.full_timeout);
+  given.Take("stall_timeout", taken.stall_timeout);
+  given.Take("close_timeout", taken.close_timeout);
+  given.Take("group_timeout", taken.group_timeout);
+  given.Take("file_mode", taken.file_mode);
+  given.Take("directory_mode", taken.directory_mode);
+  given.Take("host_memory", taken.host_memory_bytes);
+  given.Take("chunk", taken.chunk_bytes);
+  given.Take("queue_depth", taken.queue_depth);
+  given.Take("worker_threads", taken.worker_threads);
+  given.Take("copy_streams", taken.copy_streams);
+  given.Take("staging", taken.staging_bytes);
+  given.Take("cuda_devices", taken.cuda_devices);
+  given.Take("checksums", taken.checksums);
+  given.Take("gpu_checksums", taken.gpu_checksums);
+  given.TakeOneOf("nonfinite", taken.nonfinite,
+                  {{"auto", MarkNonFinite::kAuto}, {"off", MarkNonFinite::kOff}, {"mark", MarkNonFinite::kMark}});
+  given.Take("recycle", taken.recycle);
+  given.TakeOneOf(
+      "io_queue", taken.io_queue,
+      {{"auto", IoQueueKind::kAuto}, {"io_uring", IoQueueKind::kUring}, {"threads", IoQueueKind::kThreads}});
+  given.Take("trace_events", taken.trace_events);
+  std::optional<std::tuple<double, double, double>> steering;
+  given.Take("steering", steering);
   if (steering) {
     const auto& [slowdown, mtbf, restart_time] = *steering;
-    steered = SteeringOptions{.slowdown = slowdown, .mtbf = SpanFrom(mtbf), .restart_time = SpanFrom(restart_time)};
+    taken.steering = {.slowdown = slowdown, .mtbf = SpanFrom(mtbf), .restart_time = SpanFrom(restart_time)};
   }
-  return std::make_unique<PyCheckpointer>(Options{.root = root,
-                                                  .read_only = read_only,
-                                                  .open_timeout = SpanFrom(open_timeout),
-                                                  .take_over = take_over,
-                                                  .keep_last = keep_last,
-                                                  .keep_every = keep_every,
-                                                  .max_in_flight = max_in_flight,
-                                                  .when_full = one_of("when_full", when_full, kWhenFull),
-                                                  .full_timeout = SpanFrom(full_timeout),
-                                                  .stall_timeout = SpanFrom(stall_timeout),
-                                                  .close_timeout = SpanFrom(close_timeout),
-                                                  .group_timeout = SpanFrom(group_timeout),
-                                                  .file_mode = file_mode,
-                                                  .directory_mode = directory_mode,
-                                                  .steering = steered,
-                                                  .host_memory_bytes = host_memory,
-                                                  .chunk_bytes = chunk,
-                                                  .queue_depth = queue_depth,
-                                                  .worker_threads = worker_threads,
-                                                  .copy_streams = copy_streams,
-                                                  .staging_bytes = staging,
-                                                  .cuda_devices = std::move(cuda_devices),
-                                                  .checksums = checksums,
-                                                  .gpu_checksums = gpu_checksums,
-                                                  .nonfinite = one_of("nonfinite", nonfinite, kNonFinite),
-                                                  .recycle = recycle,
-                                                  .io_queue = one_of("io_queue", io_queue, kIo),
-                                                  .trace_events = trace_events},
-                                          group, node, one_of("unfenced_writes", unfenced_writes, kUnfencedWrites));
+  auto then = UnfencedWrites::Then::kFail;
+  given.TakeOneOf("unfenced_writes", then,
+                  {{"fail", UnfencedWrites::Then::kFail},
+                   {"warn", UnfencedWrites::Then::kWarn},
+                   {"ignore", UnfencedWrites::Then::kIgnore}});
+  return std::make_unique<PyCheckpointer>(std::move(taken), group, node, then);
 }
 
 }  // namespace
@@ -78,12 +93,7 @@ void BindCheckpointer(py::module_& module) {
       .def("__exit__", [](CopyPause& self, const py::args&) { self.End(); });
   py::class_<EventLog, std::shared_ptr<EventLog>>(module, "Events").def("take", &EventLog::Take);
   py::class_<PyCheckpointer>(module, "Checkpointer")
-      .def(py::init(&Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a, "max_in_flight"_a,
-           "when_full"_a, "full_timeout"_a, "stall_timeout"_a, "close_timeout"_a, "open_timeout"_a, "take_over"_a,
-           "file_mode"_a, "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "worker_threads"_a,
-           "copy_streams"_a, "staging"_a, "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "nonfinite"_a,
-           "recycle"_a, "io_queue"_a, "trace_events"_a, "group"_a, "node"_a, "group_timeout"_a, "steering"_a,
-           "unfenced_writes"_a)
+      .def(py::init(&Open), "root"_a, "options"_a, "group"_a, "node"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "elsewhere"_a, "replace"_a,
            "pin"_a, "replicas"_a, "hold"_a, "held"_a, "entry"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)

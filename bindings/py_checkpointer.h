@@ -320,7 +320,7 @@ class PyCheckpointer {
   static void LogNow(const std::shared_ptr<EventLog>& events) {
     const pybind11::gil_scoped_acquire acquire;
     try {
-      pybind11::module_::import("cairn._engine").attr("log_events")(events);
+      pybind11::module_::import("cairn._held").attr("log_events")(events);
     } catch (pybind11::error_already_set& error) {
       error.discard_as_unraisable("the log of cairn");
     }

@@ -1,5 +1,6 @@
 """Cairn: asynchronous checkpoints that survive a power cut, in files that any safetensors reader opens."""
 
+from ._arguments import parse_size
 from ._checkpointer import Checkpointer
 from ._errors import (
     AlreadyExists,
@@ -20,7 +21,7 @@ from ._errors import (
 )
 from ._loading import load
 from ._rng import RngState
-from ._save import Checkpoint, Save, parse_size
+from ._save import Checkpoint, Save
 from ._stop import shield_worker
 from ._tree.tensors import LazyTensor
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._errors import InvalidArgument
@@ -13,6 +14,9 @@ from ._errors import InvalidArgument
 _STEPS = 2**64
 _SMALL = 2**31
 _LONGEST = 1e9  # Seconds.
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter + "B": 1000**_power, _letter + "iB": 1024**_power}
 
 
 def whole(name: str, value: Any, below: int = _STEPS) -> int:
@@ -75,6 +79,39 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def parse_size(size: int | str) -> int:
+    """Bytes: a number, or text as "4GiB" (1024**3 each) and "4GB" (1000**3 each).
+
+    Raises InvalidArgument for anything else.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2] not in _UNITS:
+        raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def size(name: str, value: Any) -> int:
+    try:
+        return parse_size(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+
+
+def host_memory_size(name: str, value: Any) -> int:
+    """The bytes of host_memory; 0 for "auto"."""
+    if value == "auto":
+        return 0
+    try:
+        found = parse_size(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f'{name}: "auto", or {error}') from None
+    if found == 0:
+        raise InvalidArgument(f'{name}: expected "auto" or a size above 0, found {value!r}')
+    return found
+
+
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"{name}: expected text, found {reprlib.repr(value)}")
@@ -100,13 +137,16 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("full_timeout", "open_timeout", "stall_timeout", "close_timeout", "group_timeout"), seconds),
     **dict.fromkeys(("when_full", "io_queue", "nonfinite", "unfenced_writes"), _text),
     **dict.fromkeys(("read_only", "take_over", "checksums", "gpu_checksums", "recycle"), flag),
+    **dict.fromkeys(("chunk", "staging"), size),
+    "host_memory": host_memory_size,
     "cuda_devices": _numbers,
 }
 
 
-def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """A Checkpointer's options, of the types that the compiled module takes."""
-    return {name: _CHECKS[name](name, value) if name in _CHECKS else value for name, value in options.items()}
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a Checkpointer's options that its engine takes, of the types that the compiled module expects."""
+    steering = steering_of(*(options[name] for name in ("interval", "slowdown", "mtbf", "restart_time")))
+    return {name: check(name, options[name]) for name, check in _CHECKS.items()} | {"steering": steering}
 
 
 def steering_of(

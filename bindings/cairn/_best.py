@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from . import _threads, _tree
 from ._arguments import whole
 from ._errors import Error, InvalidArgument, NotFound
-from ._save import wait_ended
 from ._tree.writer import Names
 
 if TYPE_CHECKING:
@@ -188,4 +187,5 @@ class KeepBest:
     def _look_after(self, save: Save, metrics: dict[str, float]) -> None:
         save.release()
         # No younger save is committed yet, so the step's checkpoint is this save's.
-        self.settle((save.step, metrics) if wait_ended(save) else None)
+        save.wait_ended(None)
+        self.settle((save.step, metrics) if save.stats()["phase"] == "durable" else None)

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import math
 import os
-import threading
-from collections import deque
-from collections.abc import Iterable, Sequence
-from functools import partial
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _exit, _protect
-from ._arguments import checked, one_of, seconds, steering_of, timeout_of
-from ._best import KeepBest, check_best
-from ._catalog import Catalog
-from ._errors import DeadlineExceeded, Error
-from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hints
-from ._paths import local_path
+from . import _protect, _tree
+from ._arguments import callback, optional_step, seconds, step_number, timeout_of
+from ._best import MODES, described, description, ranked
+from ._engine import Engine
+from ._errors import Error, FailedPrecondition, InvalidArgument, NotFound
+from ._paths import checkpoint_path, local_path
 from ._ranks import replicas as replication
-from ._ranks.agreement import Ranks
-from ._ranks.compared import Comparison
-from ._ranks.reading import Reading
-from ._ranks.schedule import Interval, Schedule
-from ._restoring import Restoring
-from ._save import parse_host_memory, parse_size
-from ._saving import Saving
+from ._save import Checkpoint, Save
+from ._stop import SIGNALS, Stop
+from ._tree.casts import allows_loss
+from ._tree.tensors import TensorCollector, placement_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_log = logging.getLogger("cairn")
-
-_ENDING = 2.0  # Seconds that a handler of the program may hold the thread that logs, at the end.
+    from ._core import CopyPause
 
 
-class Checkpointer(Saving, Restoring, Catalog):
+class Checkpointer:
     """Writes checkpoints of trees under one root, several at once, while training goes on; restores them.
 
     A tree is a dict, list or other container of tensors (torch or numpy), plain values, and objects with state_dict and
@@ -158,146 +147,418 @@ class Checkpointer(Saving, Restoring, Catalog):
         mtbf: float | None = None,
         restart_time: float = 0.0,
     ) -> None:
-        self.root = local_path(root, "root")
-        self._replicated = replication.Rules.of(replicated, per_rank)
-        self._per_rank = self._replicated.per_rank
-        self._patterns = set()
-        self._compare_replicas = one_of("compare_replicas", compare_replicas, ("first", "always", "never"))
-        self._when_full = when_full
-        self._full_timeout = seconds("full_timeout", full_timeout)
-        self._close_timeout = seconds("close_timeout", close_timeout)
-        self._group_timeout = seconds("group_timeout", group_timeout)
-        options: dict[str, Any] = {
-            "root": self.root,
-            "read_only": read_only,
-            "keep_last": keep_last,
-            "keep_every": keep_every,
-            "max_in_flight": max_in_flight,
-            "when_full": when_full,
-            "full_timeout": full_timeout,
-            "open_timeout": open_timeout,
-            "take_over": take_over,
-            "stall_timeout": stall_timeout,
-            "close_timeout": close_timeout,
-            "file_mode": file_mode,
-            "directory_mode": directory_mode,
-            "host_memory": parse_host_memory(host_memory),
-            "chunk": parse_size(chunk),
-            "queue_depth": queue_depth,
-            "worker_threads": worker_threads,
-            "copy_streams": copy_streams,
-            "staging": parse_size(staging),
-            "cuda_devices": cuda_devices,
-            "checksums": checksums,
-            "gpu_checksums": gpu_checksums,
-            "nonfinite": nonfinite,
-            "recycle": recycle,
-            "io_queue": io_queue,
-            "trace_events": trace_events,
-            "group_timeout": group_timeout,
-            "unfenced_writes": unfenced_writes,
-            "steering": steering_of(interval, slowdown, mtbf, restart_time),
-        }
-        check_best(keep_best, best_metric, best_mode)
-        options = checked(options)
-        if exist_ok and not read_only:
-            close_earlier(self.root)
-        self._ranks = Ranks(group, self.root, group_timeout)
-        self._comparison = Comparison(self._compare_replicas if self._ranks.world > 1 else "never")
-        if not read_only and self._ranks.rank == 0:
-            log_waiting(self.root, open_timeout)
-        try:
-            open_core = partial(open_with_current_gpu, **options, group=self._ranks.core)
-            self._core = self._ranks.together("open", partial(with_hints, open_core, alone=group is None))
-        except BaseException:
-            self._ranks.close()
-            raise
-        self._held = deque()
-        self._in_flight = []
-        self._best = None
-        self._best_metric = best_metric if keep_best else ""
-        self._in_order = threading.Lock()
-        self._interval = None if interval is None else Interval(interval)
-        self._schedule = None
-        if self._interval is not None:
-            self._schedule = Schedule(self._ranks, self._interval.due)
-        elif slowdown is not None:
-            core = self._core  # Not self, which would then be freed late.
-            self._schedule = Schedule(self._ranks, lambda step, ahead: ahead == 0 and core.should_save(step))
-        self._reading = Reading(self._core, self._ranks, self._replicated, self.root, self._close_timeout)
-        self._guard = _protect.Guard(self)
-        self._guard.held = self._held
-        try:
-            self._watching = None if read_only else _exit.start_watching(self._core, self._held)
-            if keep_best and not read_only and self._ranks.rank == 0:
-                self._best = KeepBest(self._core, keep_best, best_metric, best_mode)
-        except BaseException:
-            with contextlib.suppress(Error):
-                self._core.close(0.0, True)
-            self._ranks.close()
-            raise
-        _exit.open_checkpointers.add(self)
+        options = {name: value for name, value in locals().items() if name not in ("self", "root")}
+        self._engine = Engine(local_path(root, "root"), options)
+        self._guard = _protect.Guard(self._engine)
+
+    @property
+    def root(self) -> str:
+        """The absolute path of the folder of the checkpoints."""
+        return self._engine.root
 
     @property
     def rank(self) -> int:
         """This process's rank in the group; 0 without one."""
-        return self._ranks.rank
+        return self._engine.ranks.rank
 
     @property
     def world(self) -> int:
         """How many ranks write a checkpoint together."""
-        return self._ranks.world
+        return self._engine.ranks.world
+
+    # Saving
+
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        replace: bool = False,
+        pin: bool = False,
+        streams: Iterable[Any] = (),
+        replicated: str | Iterable[str] | replication.Rules = (),
+        metadata: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Save:
+        """Starts a save and returns before any byte of tensor data has moved.
+
+        The checkpoint sees all work on its tensors that was given to each device's current stream (and to `streams`,
+        torch.cuda.Stream objects) before the call: on tensors of a GPU, and on pinned or managed CPU tensors, as by
+        `copy_(..., non_blocking=True)`. For a state without tensors of a GPU that is torch's current device. Work in
+        other streams is not seen, nor is that on pinned CPU tensors if this Checkpointer uses no GPU yet. Plain values,
+        and other CPU tensors up to 64 KiB each (4 MiB in all), are copied in the call. All other tensors must not be
+        overwritten before the save is captured: see `fence` and `protect`. In a group
+        every rank saves; `replicated` adds to the Checkpointer's. With `replace` the save waits, in the background, for
+        who reads the step's old checkpoint, at most half of group_timeout.
+
+        With `pin` the checkpoint is pinned from its commit on: retention, which may remove a step before `pin(step)`
+        comes, never sees it without. A checkpoint that replaces a pinned one is pinned in any case. In a group rank 0's
+        counts.
+
+        `metadata` (plain values) and `metrics` (numbers) are kept beside the tree: `checkpoints` has them, and
+        `keep_best` chooses by a metric. In a group rank 0's count.
+
+        Raises InvalidArgument, with the path, for a value that cannot be kept; AlreadyExists for a step that is
+        committed (unless `replace`); FailedPrecondition for a step below the newest without a restore; DeadlineExceeded
+        if max_in_flight saves were in flight for `full_timeout`. Later failures are on the Save, and the next `check`
+        raises them.
+        """
+        replicas = replication.NOTHING
+
+        def fill(tensors: TensorCollector) -> list[tuple[str, str]]:
+            nonlocal replicas
+            text = _tree.flatten(tree, tensors)
+            values, replicas = self._engine.replica_arguments(step, tree, text, tensors, replicated, streams)
+            about = described(metadata, metrics) if self._engine.ranks.rank == 0 else []
+            return [("tree", text), *values, *about]
+
+        streams = [*streams]
+        save = self._engine.start(
+            step, fill, lambda: replicas, streams=streams, replace=replace, pin=pin, metrics=metrics
+        )
+        self._engine.comparison.saved(save)
+        return save
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save `step`, which training has just finished. Call it once after each step, before `save`, on
+        every rank of a group: all get the same answer.
+
+        With `interval` it is True once that many seconds have passed since the last save began. With `slowdown` and
+        `mtbf` the first calls return False while training's iterations are timed, then one save is measured. From then
+        on the answer follows the interval with the best goodput that `slowdown` and the disk allow, updated by the cost
+        of each save; `stats` has the interval ("save_interval") and its reason ("save_interval_reason").
+
+        In a group rank 0 decides, and the others hear it about twice a second, not at each step; a save comes up to a
+        second later than it would alone. Raises FailedPrecondition without one of these options, and DeadlineExceeded if
+        rank 0 does not call it within `group_timeout`.
+        """
+        if self._engine.schedule is None:
+            raise FailedPrecondition(
+                f"should_save({step}): the Checkpointer was opened without interval=..., or slowdown=... and mtbf=..."
+            )
+        return self._engine.schedule.should_save(step_number(step))
+
+    def fence(self, stream: Any = None, timeout: float | None = None) -> None:
+        """Orders later work after the capture of every save so far: call it before tensors are overwritten.
+
+        Without `stream` that is the work of the current stream of each device that these saves read from; with one
+        (torch.cuda.Stream) that stream's alone. The stream waits if every copy is enqueued already, and the host runs
+        ahead. Otherwise, and while a save reads CPU tensors, the host waits. A failed save delays nobody. Within
+        torch.compile it is the op torch.ops.cairn.fence: put it before the code that overwrites tensors. Raises
+        FailedPrecondition within the capture of a CUDA graph, and within code that torch.compile makes one of.
+        """
+        if self._guard.compiled():
+            return
+        _protect.refuse_capture()
+        self._engine.fence(timeout_of(timeout), stream)
+
+    def pause_copies(self, at_most: float = 1.0) -> CopyPause:
+        """Holds copies to the host back, until the result's end() or the end of a `with`: for training that sends over
+        the same link, such as a pipeline's stages. Pauses may overlap.
+
+        A chunk on its way goes on. From the first pause on a save has one at a time. Copies begin again when the last
+        pause has ended, or `at_most` seconds after it began, or when a fence waits for them. `close` ends all pauses.
+        """
+        return self._engine.core.pause_copies(seconds("at_most", at_most))
+
+    def protect(self, *targets: Any) -> None:
+        """Fences before each step of these optimizers, so that no parameter changes under a save.
+
+        Accelerate's and Lightning's wrappers are unwrapped. For a module it protects the optimizers that step within
+        backward, and loading a state dict into the module waits too. Raises InvalidArgument, with the type, for targets
+        that call no hooks. Under torch.compile the fence is the op torch.ops.cairn.fence. Raises FailedPrecondition
+        for an optimizer whose step was captured in a CUDA graph, and so does the capture of a protected one.
+        """
+        for target in targets:
+            self._guard.add(target)
+
+    # Reading
+
+    def restore(
+        self,
+        tree: Any,
+        step: int | None = None,
+        *,
+        folder: str | os.PathLike[str] = "",
+        fall_back: bool = False,
+        strict: bool = True,
+        cast: str | None = None,
+        map_location: Any = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Reads the newest checkpoint (or `step`, or a `folder` that was copied elsewhere) into the tree's tensors.
+
+        Names, shapes and dtypes are checked before the first byte is written, and every byte is verified. Tensors are
+        filled in place; tensors that an object with load_state_dict lacks are created. Returns the tree with the
+        checkpoint's plain values. Waits first, up to close_timeout, for the saves of this process that it would read:
+        those of `step`, or all that were started under this root. DeadlineExceeded names one that takes longer. If one
+        fails, what was committed before is read; its error stays with its Save. Raises NotFound only if there is no such
+        checkpoint (retention does not remove the newest while it is read); Corrupt if it is damaged or cannot be read
+        from the disk; InvalidArgument, with both lists, if tree and checkpoint differ. After Corrupt the tensors'
+        contents are unspecified.
+
+        `fall_back` permits an older checkpoint if the one that is read turns out to be Corrupt, and logs which one was
+        passed over and why. Only what the tree needs is read and verified; `verify` reads everything. InvalidArgument, with
+        strict=False, if the older one lacks a tensor into which a part of the damaged one was read.
+
+        A torch optimizer must have the saved class, groups, parameters and shapes, and no state that the checkpoint lacks.
+        Its state follows the parameters' names where both sides have them: param_names, or those of their module, if it is
+        in both trees. Else it follows the order of the parameters. It keeps its saved dtypes.
+
+        With `strict=False` names may be on one side only: what the checkpoint lacks stays as it is in the tree, what the
+        tree lacks is left out, and a warning lists both. That includes an optimizer's parameters, if both sides have
+        their names. Shapes and dtypes must still agree. A tensor of another dtype is converted, and logged, if it holds
+        every value of the checkpoint's (float32 for bfloat16); with `cast="allow"` any is, also where that loses
+        something. The names of a compiled
+        module (`_orig_mod.`) match the plain module's, and the other way round. Tensors that are created are on the CPU,
+        and a torch optimizer's on the device of their parameter, into which they are read; or on the device
+        `map_location` ("cpu", "cuda:0"). Those of the tree stay where they are.
+
+        In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each
+        rank reads its own state and what is replicated, and all succeed or all raise. If a checkpoint is Corrupt on one
+        rank, all ranks pass over it. Raises FailedPrecondition if a rank cannot find what rank 0 has chosen, after
+        several choices. If another number of ranks saved the checkpoint, only what is replicated can be read: leave the
+        other keys out of the tree.
+        """
+        self._engine.log_events()
+        self._engine.core.fence(-1, 0, None)  # The tensors may still be read by a save.
+        self._engine.release_captured()
+        place = placement_of(map_location)
+        return self._engine.reading.restore(
+            tree,
+            optional_step(step),
+            checkpoint_path(folder, "folder") if folder else "",
+            fall_back,
+            callback("progress", progress),
+            strict=strict,
+            cast=allows_loss(cast),
+            place=place,
+        )
+
+    def load(
+        self,
+        step: int | None = None,
+        *,
+        names: str | Sequence[str] | None = None,
+        lazy: bool = False,
+        folder: str | os.PathLike[str] = "",
+        map_location: Any = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Builds a tree from a checkpoint: objects come back as their state dicts. To continue training use `restore`.
+        Waits for saves in flight as that does.
+
+        torch tensors are on the CPU, or on the device `map_location`, into which they are read.
+
+        Tied tensors (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or patterns
+        with * and ?) the result is a flat dict of those tensors; a name or pattern without a match raises NotFound. In
+        a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: each tensor
+        is a LazyTensor, whose load() reads it.
+        """
+        return self._engine.reading.load(
+            optional_step(step),
+            names,
+            lazy,
+            checkpoint_path(folder, "folder") if folder else "",
+            callback("progress", progress),
+            placement_of(map_location),
+        )
+
+    # Committed checkpoints
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Committed checkpoints, oldest first; those with damaged manifests come last.
+
+        Only manifests are read: `verify`, `restore` and `load` find a missing or damaged shard.
+        """
+        return [Checkpoint(**fields, _describe=self._describe) for fields in self._engine.core.checkpoints()]
+
+    def best(self, metric: str, mode: str = "min") -> int | None:
+        """Step of the checkpoint with the lowest (or with "max" the highest) value of a metric; None if no checkpoint
+        has it. Of equal ones the newest. If some checkpoints are finite, only these count (see `nonfinite`)."""
+        if mode not in MODES:
+            raise InvalidArgument(f'mode: expected "min" or "max", found {mode!r}')
+        found = ranked(self._engine.core, metric, mode)
+        return int(found[0]["step"]) if found else None
+
+    def _describe(self, path: str, what: str) -> dict[str, Any]:
+        return description(self._engine.core, path, what)
+
+    def steps(self) -> list[int]:
+        """Steps of the committed checkpoints with good manifests, oldest first."""
+        return [one.step for one in self.checkpoints() if one.damage is None]
+
+    def latest(self, *, fall_back: bool = False) -> int | None:
+        """Step of the newest committed checkpoint; None if there is none. `restore` waits for newer ones in flight.
+
+        Only manifests are read. Raises Corrupt, as `restore` does, if the newest checkpoint's manifest is damaged. With
+        `fall_back` it is the newest checkpoint in which every byte is good, and every byte is read to find out.
+        """
+        if fall_back:
+            return self._engine.reading.newest_undamaged()
+        listed = self.checkpoints()
+        if not listed:
+            return None
+        # A damaged checkpoint may be the newest or not; `choose` raises the error that says what is wrong with it.
+        if listed[-1].damage is None:
+            return listed[-1].step
+        try:
+            details = self._engine.core.choose(None, "", None)
+        except NotFound:
+            return None
+        details["hold"].release()
+        return int(details["step"])
+
+    def verify(self, step: int | None = None, *, progress: bool | Callable[[int, int], None] = False) -> None:
+        """Reads every byte of a checkpoint and checks it; raises Corrupt. Waits for saves in flight as `load` does.
+        `progress=True` shows a bar (tqdm)."""
+        step = optional_step(step)
+        self._engine.reading.wait_for_saves(step)
+        if progress is True:
+            from tqdm import tqdm
+
+            with tqdm(unit="B", unit_scale=True, desc="verify") as bar:
+
+                def show(done: int, total: int) -> None:
+                    bar.total = total
+                    bar.update(done - bar.n)
+
+                self._engine.core.verify(step, "", show)
+            return
+        self._engine.core.verify(step, "", callback("progress", progress or None))
+
+    def pin(self, step: int) -> None:
+        """Keeps a checkpoint from retention until `unpin`. Durable on return. Retention may have removed it by then:
+        `save(..., pin=True)` pins in the commit."""
+        self._engine.core.pin(step_number(step), True)
+
+    def unpin(self, step: int) -> None:
+        """Ends the pin. A checkpoint that `keep_best` keeps stays pinned. Durable on return."""
+        self._engine.core.pin(step_number(step), False)
+        self._engine.settle_best()
+
+    def remove(self, step: int) -> None:
+        """Removes a checkpoint, even a pinned one. Raises FailedPrecondition while somebody reads it."""
+        self._engine.core.remove(step_number(step))
+
+    def publish(self, step: int, path: str | os.PathLike[str], timeout: float | None = None) -> None:
+        """Moves a committed checkpoint to a path outside the root, on the same filesystem; durable on return.
+
+        A checkpoint (or link) at that path is removed once nobody reads it. If somebody still does after `timeout`
+        seconds, raises DeadlineExceeded. Raises AlreadyExists if the path holds something else. After a crash the path
+        holds the old checkpoint or the new one.
+        """
+        self._engine.core.publish(step_number(step), os.fsencode(local_path(path)), timeout_of(timeout))
+
+    def remove_published(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
+        """Removes the checkpoint (or link) at that path. Raises NotFound if there is nothing, InvalidArgument if it is
+        something else; waits for readers as `publish` does."""
+        self._engine.core.remove_published(os.fsencode(local_path(path)), timeout_of(timeout))
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Of this Checkpointer as a whole, since it opened; sizes are bytes, ages seconds. In a group it is this rank's.
+
+        io_queue              "io_uring" or "threads"; io_queue_reason says why that one
+        ranks_of_node         how many ranks share this node, as far as is known; an event of the opening says from where
+        pool_bytes            the pinned pool; pool_limit_bytes is what it may grow to
+        pool_hugepage_bytes   how much of the pool huge pages back; 0 until it was touched
+        pool_peak_bytes       the most that was in use at once
+        chunk_bytes           one chunk of the pool: what is copied and written at once
+        saves_started         saves that were accepted; each is durable, failed or in flight
+        saves_durable, saves_failed, saves_in_flight
+                              how many of them are; those cancelled, skipped or replaced count as failed
+        since_durable         the age of the newest durable save: how long ago it became durable. None before the first
+        bytes_written         what ended saves gave to the filesystem, with headers and padding
+        shards_recycled       files of retired checkpoints that were overwritten instead of new ones made;
+                              not_recycled_reason says why the last one that was rejected could not be
+        save_interval         iterations between saves, as `slowdown` and `mtbf` have chosen; 0 before that.
+                              save_interval_reason says what limits it
+        """
+        return self._engine.core.stats()
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto): copies of chunks, writes,
+        fences, saves. Times are microseconds of time.monotonic()."""
+        self._engine.core.write_trace(local_path(path))
 
     # Ending
+
+    def stop_on(
+        self,
+        signals: Iterable[str | int] = SIGNALS,
+        *,
+        notice: Callable[[], Any] | None = None,
+        every: float = 5.0,
+        grace: float | None = None,
+    ) -> None:
+        """From now on these signals, or a notice, ask training to stop: see `stop_requested`. Ends with `close`.
+
+        Call it once, on the main thread; in a group on every rank. A signal's earlier handler, if it is a Python
+        function, is called as well, and is the handler again after `close`. The first SIGINT (Ctrl-C) asks to stop, a
+        second one does what it would do without Cairn. Children that are forked inherit the handlers, but not that of
+        SIGTERM; for the workers of a DataLoader see `shield_worker`. A SIGINT that is ignored stays ignored.
+
+        `notice` is called on a thread of its own, again `every` so many seconds. It returns whether to stop (or, as
+        text, why), and may block: a cloud's metadata server can be asked here. If it raises, that is logged once.
+
+        `grace` is how many seconds after the first signal or notice the process may last. From then on no wait of
+        Cairn's for saves, but with a timeout of the caller's, lasts longer than is left of it, also one under way:
+        `save`, `fence` and so the steps of protected optimizers, `close` and the end of `with`. Then they raise DeadlineExceeded, and the newest durable checkpoint
+        is the one to resume from. If `stop_requested` was not called within it, stderr says so, with that checkpoint's
+        step. Choose it shorter than what the scheduler gives.
+
+        Raises InvalidArgument for what is no signal, or a signal that no handler can catch; FailedPrecondition if it is
+        called again or, with signals, on another thread.
+        """
+        engine = self._engine
+        if engine.stop is not None:
+            raise FailedPrecondition("stop_on: expected one call, found another: close the Checkpointer first")
+        engine.stop = stop = Stop(signals, notice, every, grace, engine.ranks, engine.root, engine.core)
+        weakref.finalize(engine, stop.end).atexit = False
+
+    def stop_requested(self) -> bool:
+        """Whether training is to stop after this step. Call it once after each step; in a group on every rank.
+
+        True says to save once more and to end the loop:
+
+            stopping = checkpointer.stop_requested()
+            if stopping or step % 100 == 0:
+                checkpointer.save(step, tree | {"step": step})
+            if stopping:
+                break
+
+        In a group all ranks get True after the same step, even if only one of them has got the signal. They talk only
+        then: once, the call waits for the others' threads (milliseconds). Raises FailedPrecondition before `stop_on`;
+        DeadlineExceeded if a rank does not answer.
+        """
+        engine = self._engine
+        if engine.stop is None:
+            raise FailedPrecondition("stop_requested: expected a call of stop_on before")
+        return engine.stop.requested(engine.within_grace(engine.group_timeout))
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training stops ("SIGTERM", "rank 3: SIGTERM", "notice"), once stop_requested has returned True."""
+        return None if self._engine.stop is None else self._engine.stop.reason
 
     def drain(self, timeout: float | None = None) -> None:
         """Waits until no save is in flight. Raises the first failure that nobody has heard: that no call of this object
         or of a Save has raised. Of further ones the message has the number."""
-        timeout = timeout_of(timeout)
-        try:
-            left = self._wait_for_best(self._within_grace(math.inf) if timeout is None else timeout)
-            self._core.drain(None if timeout is None else left)
-            if self._best is not None and self._best.busy:
-                raise DeadlineExceeded(f"{self.root}: the best checkpoints are not pinned yet")
-        finally:
-            self._release_captured()
-            self._log_events()
+        self._engine.drain(timeout_of(timeout))
 
     def check(self) -> None:
         """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one. Call it
         now and then while training goes on."""
-        self._log_events()
-        self._core.raise_last_failure()
+        self._engine.log_events()
+        self._engine.core.raise_last_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for saves in flight, and ends within `timeout` seconds (default: close_timeout, or what is left of the
         grace of stop_on). For the last quarter of the time, at most 5 s, it abandons the saves that are left: it logs
         and raises DeadlineExceeded. Otherwise it raises the first failure that nobody has heard, as `drain` does. It is
         closed then all the same. What a hung disk has not answered stays behind until the process ends."""
-        given = timeout_of(timeout)
-        left = self._wait_for_best(self._within_grace(self._close_timeout) if given is None else given)
-        try:
-            self._core.close(left, given is not None)
-        except DeadlineExceeded as error:
-            _log.error("%s: %s", self.root, error)
-            raise
-        finally:
-            if self._core.closed:
-                if self._watching and self._watching is not threading.current_thread():
-                    self._watching.join(_ENDING)
-                self._end_stop()
-                self._ranks.close()
-                _exit.open_checkpointers.discard(self)
-                if self._core.released:
-                    self._held.clear()
-                self._log_events()
-
-    def _wait_for_best(self, timeout: float) -> float:
-        """Waits for keep_best, which releases its saves one by one; returns what is left of the timeout."""
-        if self._best is None or self._core.closed:
-            return timeout
-        self._core.end_step([])  # A step that has raised did not say that it has ended.
-        return self._best.wait(timeout)
+        self._engine.close(timeout_of(timeout))
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 from typing_extensions import Self
 
-from ._engine import Held
+from ._held import Held
 
 Tensor: TypeAlias = tuple[str, int, str, tuple[int, ...], tuple[int, ...], int, int]
 Streams: TypeAlias = list[tuple[int, int]]
@@ -27,6 +27,7 @@ class Save:
     def release(self) -> None: ...
     def wait_captured(self, timeout: float | None) -> None: ...
     def wait_durable(self, timeout: float | None) -> None: ...
+    def wait_ended(self, timeout: float | None) -> bool: ...
 
 class Hold:
     def release(self) -> None: ...
@@ -101,39 +102,7 @@ class StoreGroup:
 
 class Checkpointer:
     def __init__(
-        self,
-        *,
-        root: str,
-        read_only: bool,
-        keep_last: int,
-        keep_every: int,
-        max_in_flight: int,
-        when_full: str,
-        full_timeout: float,
-        open_timeout: float,
-        take_over: bool,
-        stall_timeout: float,
-        close_timeout: float,
-        file_mode: int,
-        directory_mode: int,
-        host_memory: int,
-        chunk: int,
-        queue_depth: int,
-        worker_threads: int,
-        copy_streams: int,
-        staging: int,
-        cuda_devices: list[int],
-        checksums: bool,
-        gpu_checksums: bool,
-        nonfinite: str,
-        recycle: bool,
-        io_queue: str,
-        trace_events: int,
-        group: StoreGroup | None,
-        node: NodeRanks | None,
-        group_timeout: float,
-        steering: tuple[float, float, float] | None,
-        unfenced_writes: str,
+        self, root: str, options: dict[str, Any], group: StoreGroup | None, node: NodeRanks | None
     ) -> None: ...
     def save(
         self,

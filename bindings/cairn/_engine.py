@@ -1,61 +1,285 @@
-"""What every part of a Checkpointer uses: the engine, its events, and the tensors that it still reads."""
+"""What a Checkpointer and the plugs of frameworks have in common: one open root. They start saves, fence, read, and agree
+with the other ranks through it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import traceback
+import math
+import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from . import _exit, _protect
+from ._arguments import checked, flag, one_of, step_number
+from ._best import KeepBest, check_best, check_metrics, metric_values
+from ._errors import DeadlineExceeded, Error, Unsupported
+from ._held import Held, log_events, release_captured
+from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hints
+from ._ranks import replicas as replication
+from ._ranks.agreement import Ranks
+from ._ranks.compared import Comparison
+from ._ranks.reading import Reading
+from ._ranks.schedule import Interval, Schedule
+from ._save import Save
+from ._stop import Stop
+from ._tree import tensors as tree_tensors
+
 if TYPE_CHECKING:
-    from ._core import Checkpointer, Events, Save
+    from ._core import Save as CoreSave
 
 _log = logging.getLogger("cairn")
 
-
-def log_events(events: Events) -> None:
-    """Logs what has happened since the last call: the engine's threads never call into Python. What a handler of the
-    program raises is reported, and ends nothing: this also runs on the thread that lets saves commit."""
-    for _, severity, step, message in events.take():
-        if message:
-            about = "" if step is None else f"step {step}: "
-            text = message if message.startswith(about) else about + message
-            try:
-                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s", text)
-            except Exception:  # noqa: BLE001 (the program's)
-                traceback.print_exc()
-
-
-class Held:
-    """What a save reads, which must live until it is captured, even if the caller drops it; and the CUDA devices that
-    it is on."""
-
-    save: Save | None = None  # Until it has begun.
-
-    def __init__(self, tensors: list[Any], cuda: set[int]) -> None:
-        self.tensors = tensors
-        self.cuda = cuda
-
-
-def release_captured(held: deque[Held], fencing: bool = False) -> None:
-    """Forgets the tensors of saves that are captured and checked. A fence checks them here, before the caller writes."""
-    for one in list(held):  # Other threads may append and remove.
-        if one.save is None or not (one.save.captured if fencing else one.save.settled):
-            return
-        with contextlib.suppress(ValueError):
-            held.remove(one)
+_ENDING = 2.0  # Seconds that a handler of the program may hold the thread that logs, at the end.
+_UNTIL_BEST = 1e9  # Seconds: KeepBest releases every save.
 
 
 class Engine:
-    """The engine of one open root."""
+    """`options` are those of Checkpointer, by name. Safe from any thread."""
 
-    _core: Checkpointer
-    _held: deque[Held]
+    def __init__(self, root: str, options: Mapping[str, Any]) -> None:
+        self.root = root
+        self.replicated = replication.Rules.of(options["replicated"], options["per_rank"])
+        self.per_rank = self.replicated.per_rank
+        self.compare_replicas = one_of("compare_replicas", options["compare_replicas"], ("first", "always", "never"))
+        best = options["keep_best"], options["best_metric"], options["best_mode"]
+        check_best(*best)
+        given = checked(options)
+        read_only = given["read_only"]
+        self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
+        self.group_timeout = given["group_timeout"]
+        if options["exist_ok"] and not read_only:
+            close_earlier(root)
+        group = options["group"]
+        self.ranks = Ranks(group, root, self.group_timeout)
+        self.comparison = Comparison(self.compare_replicas if self.ranks.world > 1 else "never")
+        if not read_only and self.ranks.rank == 0:
+            log_waiting(root, given["open_timeout"])
+        try:
+            open_core = partial(open_with_current_gpu, root, given, self.ranks.core)
+            self.core = self.ranks.together("open", partial(with_hints, open_core, alone=group is None))
+        except BaseException:
+            self.ranks.close()
+            raise
+        self.held: deque[Held] = deque()
+        self._in_flight: list[CoreSave] = []  # Oldest first; some of them may have ended.
+        self._waits_for_place = given["when_full"] == "wait"
+        self._best: KeepBest | None = None  # Only on rank 0.
+        self._best_metric = options["best_metric"] if options["keep_best"] else ""  # On every rank.
+        self._in_order = threading.Lock()  # KeepBest gets the saves in the order in which the engine does.
+        self._patterns: set[str] = set()  # Those of `replicated` that a save has used.
+        self.interval = None if options["interval"] is None else Interval(options["interval"])
+        self.schedule: Schedule | None = None
+        if self.interval is not None:
+            self.schedule = Schedule(self.ranks, self.interval.due)
+        elif given["steering"] is not None:
+            core = self.core  # Not self, which would then be freed late.
+            self.schedule = Schedule(self.ranks, lambda step, ahead: ahead == 0 and core.should_save(step))
+        self.reading = Reading(self.core, self.ranks, self.replicated, root, self.close_timeout)
+        self.stop: Stop | None = None
+        try:
+            self._watching = None if read_only else _exit.start_watching(self.core, self.held)
+            if options["keep_best"] and not read_only and self.ranks.rank == 0:
+                self._best = KeepBest(self.core, *best)
+        except BaseException:
+            with contextlib.suppress(Error):
+                self.core.close(0.0, True)
+            self.ranks.close()
+            raise
+        _exit.open_engines.add(self)
 
-    def _release_captured(self, fencing: bool = False) -> None:
-        release_captured(self._held, fencing)
+    @property
+    def closed(self) -> bool:
+        return self.core.closed
 
-    def _log_events(self) -> None:
-        self._release_captured()
-        log_events(self._core.events)
+    @property
+    def writes(self) -> bool:
+        """Whether it may save."""
+        return self._watching is not None
+
+    # Saving
+
+    def start(
+        self,
+        step: int,
+        fill: Callable[[tree_tensors.TensorCollector], list[tuple[str, str]]],
+        replicas: Callable[[], replication.Arguments] = lambda: replication.NOTHING,
+        *,
+        streams: Iterable[Any] = (),
+        replace: bool = False,
+        pin: bool = False,
+        hold: float = 0.0,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Save:
+        """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
+        not committed before its release, and fails if that comes no sooner than so many seconds after its last write.
+        """
+        step = step_number(step)
+        if self.core.closed:
+            _exit.refuse_late(self.root, step)
+        self.log_events()
+        _protect.watch_steps()
+        try:
+            if hold and self._best_metric:
+                raise Unsupported(
+                    "keep_best: held saves, as cairn.dcp and the frameworks' plugs make them, have no metrics: open "
+                    "another Checkpointer for them"
+                )
+            replace, pin = flag("replace", replace), flag("pin", pin)
+            measured = metric_values(metrics or {})
+            check_metrics(measured, self._best_metric)
+            tensors = tree_tensors.TensorCollector()
+            values = fill(tensors)
+            given = [(stream.device.index, stream.cuda_stream) for stream in streams]
+            cuda = tensors.core.cuda_devices
+            current = tree_tensors.current_streams(cuda)
+            # They may write pinned tensors.
+            elsewhere = tree_tensors.current_streams(tree_tensors.cuda_in_use() - cuda)
+            if self._waits_for_place:
+                # The engine would wait as well, but signals would not interrupt it.
+                self.core.wait_for_place(self.within_grace(self.full_timeout))
+        except BaseException as error:
+            # The other ranks wait for this save.
+            with contextlib.suppress(Exception):
+                self.core.give_up(step, f"{type(error).__name__}: {error}")
+            raise
+        held_for = _UNTIL_BEST if self._best is not None else hold
+        entry = Held(tensors.kept, cuda)
+        with self._in_order:
+            try:
+                core = self.core.save(
+                    step,
+                    tensors.core,
+                    values,
+                    current + given,
+                    elsewhere,
+                    replace,
+                    pin,
+                    replicas(),
+                    held_for,
+                    self.held,
+                    entry,
+                )
+                self._in_flight = [*self.started(), core]
+                if self._best is not None:
+                    self._best.add(core, measured)
+            except BaseException:
+                # A signal's exception may come before `core` is set. Nobody would release the save, or ask for it.
+                if entry.save is not None:
+                    entry.save.cancel()
+                raise
+        if self.interval is not None:
+            self.interval.saved()
+        return Save(core)
+
+    def started(self) -> list[CoreSave]:
+        """The saves in flight, oldest first."""
+        return [save for save in self._in_flight if not save.ended]
+
+    def replica_arguments(
+        self,
+        step: int,
+        tree: Any,
+        text: str,
+        tensors: tree_tensors.TensorCollector,
+        more: str | Iterable[str] | replication.Rules = (),
+        streams: Iterable[Any] = (),
+        buffers: Iterable[str] = (),
+    ) -> tuple[list[tuple[str, str]], replication.Arguments]:
+        """See Comparison.arguments; `more` patterns than the Checkpointer's."""
+        if self.ranks.world == 1 and not self.replicated and not more:
+            return [], replication.NOTHING
+        rules = self.replicated | replication.Rules.of(more)
+        self._warn_of_unmatched(rules, text)
+        return self.comparison.arguments(step, tree, text, rules, tensors, streams, buffers)
+
+    def _warn_of_unmatched(self, rules: replication.Rules, text: str) -> None:
+        """Once for each pattern that the caller gave, at its first save: it may be misspelt."""
+        new = [pattern for pattern in rules.given if pattern not in self._patterns]
+        if not new:
+            return
+        self._patterns.update(new)
+        for pattern in replication.unmatched(new, text):
+            who = f"rank {self.ranks.rank}" if self.ranks.world > 1 else "this process"
+            _log.warning('%s: replicated: "%s" matches nothing that %s saves', self.root, pattern, who)
+
+    # What comes after saves
+
+    def fence(self, timeout: float | None = None, stream: Any = None) -> None:
+        """Checkpointer.fence, outside of torch.compile. Plugs call it before they overwrite tensors."""
+        self.release_captured(fencing=True)
+        if stream is not None:
+            self.core.fence(stream.device.index, stream.cuda_stream, timeout)
+        elif self.held:
+            devices = {device for held in list(self.held) for device in held.cuda}
+            for index, current in tree_tensors.current_streams(devices) or [(-1, 0)]:
+                self.core.fence(index, current, timeout)
+        self.release_captured()
+
+    def begin_step(self) -> None:
+        """Before a step of any optimizer."""
+        if not self.core.closed:
+            self.core.begin_step()
+
+    def end_step(self, optimizer: Any) -> None:
+        """After it: what it has written must not have been read by a save since it began."""
+        if not self.core.closed:
+            self.core.end_step(_protect.written_by(optimizer) if self.core.has_unchecked else [])
+
+    def end_main_step(self) -> None:
+        """The main thread waits for saves, which are checked after its optimizer's step only: that may have raised."""
+        if threading.current_thread() is threading.main_thread() and not self.core.closed:
+            self.core.end_step([])
+
+    def release_captured(self, fencing: bool = False) -> None:
+        release_captured(self.held, fencing)
+
+    def log_events(self) -> None:
+        self.release_captured()
+        log_events(self.core.events)
+
+    def within_grace(self, timeout: float) -> float:
+        return timeout if self.stop is None else self.stop.within_grace(timeout)
+
+    def settle_best(self) -> None:
+        if self._best is not None:
+            self._best.settle()
+
+    # Ending
+
+    def drain(self, timeout: float | None) -> None:
+        try:
+            left = self._wait_for_best(self.within_grace(math.inf) if timeout is None else timeout)
+            self.core.drain(None if timeout is None else left)
+            if self._best is not None and self._best.busy:
+                raise DeadlineExceeded(f"{self.root}: the best checkpoints are not pinned yet")
+        finally:
+            self.log_events()
+
+    def close(self, timeout: float | None = None) -> None:
+        left = self._wait_for_best(self.within_grace(self.close_timeout) if timeout is None else timeout)
+        try:
+            self.core.close(left, timeout is not None)
+        except DeadlineExceeded as error:
+            _log.error("%s: %s", self.root, error)
+            raise
+        finally:
+            if self.core.closed:
+                if self._watching and self._watching is not threading.current_thread():
+                    self._watching.join(_ENDING)
+                if self.stop is not None:
+                    self.stop.end()
+                self.ranks.close()
+                _exit.open_engines.discard(self)
+                if self.core.released:
+                    self.held.clear()
+                self.log_events()
+
+    def _wait_for_best(self, timeout: float) -> float:
+        """Waits for keep_best, which releases its saves one by one; returns what is left of the timeout."""
+        if self._best is None or self.core.closed:
+            return timeout
+        self.core.end_step([])  # A step that has raised did not say that it has ended.
+        return self._best.wait(timeout)

@@ -14,14 +14,17 @@ import threading
 import weakref
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from . import _core, _threads
-from ._engine import Held, log_events, release_captured
 from ._errors import Error, FailedPrecondition
+from ._held import Held, log_events, release_captured
+
+if TYPE_CHECKING:
+    from ._engine import Engine
 
 _ended = False  # The process is so far that every Checkpointer has been closed.
-open_checkpointers: weakref.WeakSet[Any] = weakref.WeakSet()
+open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _watching: list[tuple[_core.Watcher, threading.Thread]] = []  # Also those whose Checkpointers are gone.
 
 
@@ -60,11 +63,11 @@ def _finish() -> None:
     global _ended
     _ended = True
     try:
-        for checkpointer in list(open_checkpointers):
+        for engine in list(open_engines):
             try:
-                checkpointer.close()
+                engine.close()
             except Error as error:
-                _say_lost(f"{checkpointer.root}: a save has failed: {error}")
+                _say_lost(f"{engine.root}: a save has failed: {error}")
     finally:
         for watcher, thread in _watching:
             watcher.stop()
@@ -72,7 +75,7 @@ def _finish() -> None:
 
 
 def _forget() -> None:
-    open_checkpointers.clear()
+    open_engines.clear()
     _watching.clear()
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _exit
 from ._errors import DeadlineExceeded
-from ._save import wait_ended
 
 if TYPE_CHECKING:
     from ._core import Save
@@ -50,21 +49,20 @@ def wait_for(root: str, step: int | None, folder: str, timeout: float) -> None:
             return
         step = int(found[1])
     root = os.path.realpath(root)
-    for writer in list(_exit.open_checkpointers):
-        started = [one for one in writer._started() if step is None or one.step == step]
+    for writer in list(_exit.open_engines):
+        started = [one for one in writer.started() if step is None or one.step == step]
         if started and os.path.realpath(writer.root) == root:
-            writer._end_main_step()
+            writer.end_main_step()
             for save in started:
                 _wait(save, writer.root, end, timeout)
 
 
 def _wait(save: Save, root: str, end: float, timeout: float) -> None:
     _log.debug("%s: reading waits for step %d, which is being saved", root, save.step)
-    durable = wait_ended(save, end)
-    if not durable and not save.ended:
+    if not save.wait_ended(max(0.0, end - time.monotonic())):
         raise DeadlineExceeded(
             f"{root}: expected step {save.step}, which this process saves, to be durable before it is read; found it "
             f"{save.stats()['phase']} after {timeout:g} s"
         )
-    if not durable:
+    if save.stats()["phase"] != "durable":
         _log.warning("%s: the save of step %d has ended without a checkpoint: what is older is read", root, save.step)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _in_flight
-from ._arguments import seconds
+from ._arguments import host_memory_size, parse_size, seconds
 from ._checkpointer import Checkpointer
 from ._errors import InvalidArgument, NotFound
 from ._paths import checkpoint_path, is_checkpoint
-from ._save import parse_host_memory, parse_size
 
 
 def load(
@@ -71,6 +70,6 @@ def for_reading(options: Mapping[str, Any]) -> dict[str, Any]:
     """A Checkpointer's options with a pool that is no larger than reading needs."""
     chosen = {key: value for key, value in options.items() if key not in ("staging", "trace_events")}
     chunk, depth = parse_size(chosen.get("chunk", 0)) or 8 << 20, chosen.get("queue_depth", 0) or 8
-    if memory := parse_host_memory(chosen.get("host_memory", "auto")):
+    if memory := host_memory_size("host_memory", chosen.get("host_memory", "auto")):
         chosen["host_memory"] = min(memory, 2 * chunk * depth)
     return chosen

@@ -26,13 +26,13 @@ _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NU
 
 def close_earlier(root: str) -> None:
     """Closes what this process has open on the root for writing. Raises if that does not end."""
-    for checkpointer in list(_exit.open_checkpointers):
-        if os.path.realpath(checkpointer.root) != os.path.realpath(root) or checkpointer._watching is None:
+    for engine in list(_exit.open_engines):
+        if os.path.realpath(engine.root) != os.path.realpath(root) or not engine.writes:
             continue
         try:
-            checkpointer.close()
+            engine.close()
         except Error as error:
-            if not checkpointer._core.closed:
+            if not engine.closed:
                 raise
             _log.warning("%s: the earlier Checkpointer is closed: %s", root, error)
 
@@ -43,12 +43,11 @@ def log_waiting(root: str, timeout: float) -> None:
         _log.warning("%s is open for writing in %s: waiting up to %g s for it", root, writer, timeout)
 
 
-def open_with_current_gpu(**options: Any) -> _core.Checkpointer:
+def open_with_current_gpu(root: str, options: dict[str, Any], group: _core.StoreGroup | None) -> _core.Checkpointer:
     """Opens. Sets torch's current device up if no devices are named and CUDA is initialised. Initialises nothing: the
     program may not want that, or may fork yet."""
-    group: _core.StoreGroup | None = options["group"]
     node = None if group is None else group.count_node_ranks(options["group_timeout"])
-    core = _core.Checkpointer(**options, node=node)
+    core = _core.Checkpointer(root, options, group, node)
     torch = sys.modules.get("torch")
     if options["read_only"] or options["cuda_devices"] or torch is None or not hasattr(torch, "cuda"):
         return core
@@ -58,7 +57,7 @@ def open_with_current_gpu(**options: Any) -> _core.Checkpointer:
         except ResourceExhausted:
             raise  # Such as for `staging`.
         except Error as error:
-            _log.warning("%s: tensors on a GPU cannot be saved: %s", options["root"], error)
+            _log.warning("%s: tensors on a GPU cannot be saved: %s", root, error)
     return core
 
 

@@ -31,6 +31,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from . import _in_flight
+from ._arguments import host_memory_size
 from ._checkpointer import Checkpointer
 from ._errors import (
     AlreadyExists,
@@ -43,7 +44,7 @@ from ._errors import (
 )
 from ._loading import reader_of
 from ._paths import is_checkpoint, local_path
-from ._save import Save, parse_host_memory
+from ._save import Save
 
 _log = logging.getLogger("cairn")
 
@@ -64,7 +65,7 @@ class PathStore:
         for name in ("keep_last", "keep_every", "when_full", "read_only"):
             if name in options:
                 raise InvalidArgument(f"{name} is not an option here: each path is kept until it is removed")
-        parse_host_memory(options.get("host_memory", "auto"))
+        host_memory_size("host_memory", options.get("host_memory", "auto"))
         self._options = options
         self._checkpointer: Checkpointer | None = None
         self._worker: ThreadPoolExecutor | None = None
@@ -110,7 +111,7 @@ class PathStore:
             if group is None:
                 self._wait_for_slot()
             else:
-                checkpointer._ranks.together("paths", self._check_and_wait)
+                checkpointer._engine.ranks.together("paths", self._check_and_wait)
             step = self._next
             self._next += 1  # Also if the start fails here alone: the other ranks use the next number next.
             save = start(checkpointer, step, tree)
@@ -196,7 +197,7 @@ class PathStore:
     def fence(self) -> None:
         """Orders later work of the current streams after the capture of every save so far; see Checkpointer.fence."""
         if self._checkpointer is not None:
-            self._checkpointer._fence_held()
+            self._checkpointer._engine.fence()
 
     def close(self, under_way: BaseException | None = None) -> None:
         """Waits for saves (at most close_timeout) and removals in flight, frees the pool, then calls `check`. With an
@@ -225,7 +226,7 @@ class PathStore:
         # No recycling: nothing is retired under this root, and what a crash left must be removed.
         options = {"keep_last": 0, "recycle": False, **self._options}
         self._checkpointer = opened = Checkpointer(staging_of(folder), group=group, **options)
-        self._next = opened._ranks.agree("paths", lambda: {"next": _sweep(opened)})["next"]
+        self._next = opened._engine.ranks.agree("paths", lambda: {"next": _sweep(opened)})["next"]
         return opened
 
     def _check_and_wait(self) -> None:
@@ -248,7 +249,7 @@ class PathStore:
         self._checkpointer = self._worker = None
         if checkpointer is not None:
             try:
-                checkpointer.drain(checkpointer._within_grace(checkpointer._close_timeout))
+                checkpointer.drain(checkpointer._engine.within_grace(checkpointer._engine.close_timeout))
             except DeadlineExceeded:
                 self._abandon(checkpointer)
             except Error:

@@ -11,32 +11,19 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ._errors import FailedPrecondition, InvalidArgument
 from ._memory import cloned
 
+if TYPE_CHECKING:
+    from ._engine import Engine
+
 COPIED_BUFFER = 1 << 20  # Bytes of the largest buffer of a module that a save copies in the call.
 
 
-class Fencing(Protocol):
-    """A Checkpointer, as far as a fence needs it."""
-
-    def _fence_held(self) -> None:
-        """Orders later work after the capture of every save in flight, on each device that a save reads from."""
-
-    def _begin_step(self) -> None:
-        """Before a step of any optimizer."""
-
-    def _end_step(self, optimizer: Any) -> None:
-        """After it: what it has written must not have been read by a save since it began."""
-
-    def _compiled_fence(self) -> None:
-        """A fence is a part of a compiled graph."""
-
-
 _handles = itertools.count(1)
-_by_handle: weakref.WeakValueDictionary[int, Fencing] = weakref.WeakValueDictionary()
+_by_handle: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
 _defined = False
 _watching_steps = False
 _captured: weakref.WeakSet[Any] = weakref.WeakSet()  # Optimizers whose step is a part of a CUDA graph.
@@ -61,15 +48,15 @@ def define_op() -> None:
 
     def fence(handle: int) -> None:
         refuse_capture()
-        if checkpointer := _by_handle.get(handle):
-            checkpointer._fence_held()
+        if engine := _by_handle.get(handle):
+            engine.fence()
 
     made = torch.library.custom_op("cairn::fence", fence, mutates_args=(), schema="(int handle) -> ()")
 
     def trace(handle: int) -> None:  # `handle` may be a symbol here.
         _refuse_cudagraphs()
-        for checkpointer in list(_by_handle.values()):
-            checkpointer._compiled_fence()
+        for engine in list(_by_handle.values()):
+            engine.core.ignore_versions()
 
     made.register_fake(trace)
     effects._register_effectful_op(torch.ops.cairn.fence.default, effects._EffectType.ORDERED)
@@ -119,14 +106,14 @@ def _begin_steps(optimizer: Any, *_: Any) -> None:
     if not torch.compiler.is_compiling():
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             _captured.add(optimizer)
-        for checkpointer in list(_by_handle.values()):
-            checkpointer._begin_step()
+        for engine in list(_by_handle.values()):
+            engine.begin_step()
 
 
 def _end_steps(optimizer: Any, *_: Any) -> None:
     if not sys.modules["torch"].compiler.is_compiling():
-        for checkpointer in list(_by_handle.values()):
-            checkpointer._end_step(optimizer)
+        for engine in list(_by_handle.values()):
+            engine.end_step(optimizer)
 
 
 def written_by(optimizer: Any) -> list[tuple[int, int]]:
@@ -173,14 +160,13 @@ class Hook:
 class Guard:
     """Hooks that fence before optimizer steps, and before a state dict is loaded into a protected object."""
 
-    def __init__(self, checkpointer: Fencing) -> None:
-        self._checkpointer = checkpointer
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._handle = next(_handles)
-        _by_handle[self._handle] = checkpointer
+        _by_handle[self._handle] = engine
         define_op()
         watch_steps()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.held: Any = ()  # The checkpointer's saves that may not be captured yet.
 
     def add(self, given: Any) -> None:
         """Raises InvalidArgument, with the type, for objects that call no hooks. Adding again changes nothing."""
@@ -228,8 +214,8 @@ class Guard:
         if self.compiled():
             return
         refuse_capture()
-        if self.held:
-            self._checkpointer._fence_held()
+        if self._engine.held:
+            self._engine.fence()
 
 
 def _in_backward(module: Any) -> Iterator[Any]:

@@ -1,13 +1,10 @@
-"""A save in flight, a committed checkpoint, and sizes as users write them."""
+"""A save in flight, and a committed checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -15,49 +12,8 @@ from typing import Any
 
 from . import _core, _threads
 from ._arguments import timeout_of
-from ._errors import InvalidArgument
 
 _log = logging.getLogger("cairn")
-
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS |= {_letter + "B": 1000**_power, _letter + "iB": 1024**_power}
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes: a number, or text as "4GiB" (1024**3 each) and "4GB" (1000**3 each).
-
-    Raises InvalidArgument for anything else.
-    """
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
-    if match is None or match[2] not in _UNITS:
-        raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def parse_host_memory(size: int | str) -> int:
-    """The bytes of host_memory, as `parse_size` reads them; 0 for "auto"."""
-    if size == "auto":
-        return 0
-    try:
-        found = parse_size(size)
-    except InvalidArgument as error:
-        raise InvalidArgument(f'host_memory: "auto", or {error}') from None
-    if found == 0:
-        raise InvalidArgument(f'host_memory: expected "auto" or a size above 0, found {size!r}')
-    return found
-
-
-def wait_ended(save: _core.Save, end: float = math.inf) -> bool:
-    """Waits until a save has ended, or until `end` (of time.monotonic()); whether it is durable. Unlike wait_durable it
-    takes no failure away from the user, who must still hear of it. The engine does not wake this thread, so it looks,
-    more and more rarely: after an eighth of the time so far."""
-    began = time.monotonic()
-    while not save.ended and (now := time.monotonic()) < end:
-        _threads.pause(min(max(0.001, (now - began) / 8), 0.02))
-    return bool(save.stats()["phase"] == "durable")
 
 
 @dataclass(frozen=True)
@@ -158,7 +114,7 @@ class Save:
             if self._served or not self._callbacks:
                 return
             self._served = True
-        wait_ended(self._core)
+        self._core.wait_ended(None)
         while True:
             with self._mutex:
                 callback = self._callbacks[0]

@@ -31,91 +31,12 @@ _AGREEING = 1.0  # Seconds that the ranks have to agree, also after the grace.
 _CTRL_C = b"\ncairn: ends after this step and a last save; Ctrl-C again ends it at once\n"
 
 
-class Stopping:
-    """What a Checkpointer does about the end of a job that comes early."""
-
-    root: str
-    _core: Checkpointer
-    _ranks: Ranks
-    _group_timeout: float
-    _stop: Stop | None = None
-
-    def stop_on(
-        self,
-        signals: Iterable[str | int] = SIGNALS,
-        *,
-        notice: Callable[[], Any] | None = None,
-        every: float = 5.0,
-        grace: float | None = None,
-    ) -> None:
-        """From now on these signals, or a notice, ask training to stop: see `stop_requested`. Ends with `close`.
-
-        Call it once, on the main thread; in a group on every rank. A signal's earlier handler, if it is a Python
-        function, is called as well, and is the handler again after `close`. The first SIGINT (Ctrl-C) asks to stop, a
-        second one does what it would do without Cairn. Children that are forked inherit the handlers, but not that of
-        SIGTERM; for the workers of a DataLoader see `shield_worker`. A SIGINT that is ignored stays ignored.
-
-        `notice` is called on a thread of its own, again `every` so many seconds. It returns whether to stop (or, as
-        text, why), and may block: a cloud's metadata server can be asked here. If it raises, that is logged once.
-
-        `grace` is how many seconds after the first signal or notice the process may last. From then on no wait of
-        Cairn's for saves, but with a timeout of the caller's, lasts longer than is left of it, also one under way: `save`, `fence` and so the steps of protected
-        optimizers, `close` and the end of `with`. Then they raise DeadlineExceeded, and the newest durable checkpoint
-        is the one to resume from. If `stop_requested` was not called within it, stderr says so, with that checkpoint's
-        step. Choose it shorter than what the scheduler gives.
-
-        Raises InvalidArgument for what is no signal, or a signal that no handler can catch; FailedPrecondition if it is
-        called again or, with signals, on another thread.
-        """
-        if self._stop is not None:
-            raise FailedPrecondition("stop_on: expected one call, found another: close the Checkpointer first")
-        if (notice is not None and not callable(notice)) or not every > 0 or (grace is not None and not grace >= 0):
-            raise InvalidArgument(
-                "stop_on: expected a callable notice, every > 0 s and grace >= 0 s, found "
-                f"{notice!r}, {every!r} and {grace!r}"
-            )
-        core = self._core  # Not self, which would then be freed late.
-        self._stop = stop = Stop([_number(one) for one in signals], notice, every, grace, self._ranks, self.root, core)
-        weakref.finalize(self, stop.end).atexit = False
-
-    def stop_requested(self) -> bool:
-        """Whether training is to stop after this step. Call it once after each step; in a group on every rank.
-
-        True says to save once more and to end the loop:
-
-            stopping = checkpointer.stop_requested()
-            if stopping or step % 100 == 0:
-                checkpointer.save(step, tree | {"step": step})
-            if stopping:
-                break
-
-        In a group all ranks get True after the same step, even if only one of them has got the signal. They talk only
-        then: once, the call waits for the others' threads (milliseconds). Raises FailedPrecondition before `stop_on`;
-        DeadlineExceeded if a rank does not answer.
-        """
-        if self._stop is None:
-            raise FailedPrecondition("stop_requested: expected a call of stop_on before")
-        return self._stop.requested(max(_AGREEING, self._within_grace(self._group_timeout)))
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why training stops ("SIGTERM", "rank 3: SIGTERM", "notice"), once stop_requested has returned True."""
-        return None if self._stop is None else self._stop.reason
-
-    def _within_grace(self, timeout: float) -> float:
-        return timeout if self._stop is None else self._stop.within_grace(timeout)
-
-    def _end_stop(self) -> None:
-        if self._stop is not None:
-            self._stop.end()
-
-
 class Stop:
-    """Collects the reasons to stop; knows the time that is left."""
+    """Collects the reasons to stop; knows the time that is left. See Checkpointer.stop_on."""
 
     def __init__(
         self,
-        signals: list[int],
+        signals: Iterable[str | int],
         notice: Callable[[], Any] | None,
         every: float,
         grace: float | None,
@@ -123,6 +44,12 @@ class Stop:
         root: str,
         core: Checkpointer,
     ) -> None:
+        if (notice is not None and not callable(notice)) or not every > 0 or (grace is not None and not grace >= 0):
+            raise InvalidArgument(
+                "stop_on: expected a callable notice, every > 0 s and grace >= 0 s, found "
+                f"{notice!r}, {every!r} and {grace!r}"
+            )
+        numbers = [_number(one) for one in signals]
         self.reason: str | None = None  # Set once requested() has returned True.
         self._heard: str | None = None
         self._since = 0.0
@@ -133,7 +60,7 @@ class Stop:
         self._asked_or_ended = threading.Event()
         self._agreement: Agreement | None = ranks.make_stopping()
         try:
-            self._handlers = Handlers(signals, self._hear)
+            self._handlers = Handlers(numbers, self._hear)
         except BaseException:
             if self._agreement is not None:
                 self._agreement.leave()
@@ -157,7 +84,7 @@ class Stop:
             self._asked_or_ended.set()
         if self._agreement is None:
             self.reason = self._heard
-        elif self._agreement.reached(self._heard, timeout):
+        elif self._agreement.reached(self._heard, max(_AGREEING, timeout)):
             self._hear(self._agreement.reason)
             self.reason = self._agreement.reason
         if self.reason is not None:

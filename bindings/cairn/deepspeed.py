@@ -288,7 +288,7 @@ def _read(checkpointer: Checkpointer, details: dict[str, Any], trees: list[Any],
             made[key] = tree_tensors.empty(view.saved[one].of_kind(kind), kind.partition(" ")[0])
             views.append(tree_tensors.target_view(one, made[key]))
         found[one] = made[key]
-    checkpointer._reading.read_views(details, views, resume)
+    checkpointer._engine.reading.read_views(details, views, resume)
 
     def leaf(_kind: str, _like: Any, one: str, _strict: bool) -> Any:
         return found[one]
@@ -304,7 +304,7 @@ def _trees(details: dict[str, Any]) -> list[Any]:
 @contextlib.contextmanager
 def _inspected(checkpointer: Checkpointer, step: int) -> Iterator[dict[str, Any]]:
     """The details of a step's checkpoint, which stays in place until the end of the block."""
-    details = checkpointer._reading.inspect_all(step)
+    details = checkpointer._engine.reading.inspect_all(step)
     try:
         yield details
     finally:

@@ -284,7 +284,7 @@ class TrainerMixin(_Base):
             sharded.load_model(run.checkpointer, run.step, model, run.source, self.optimizer, self._cast)
             return
         # Raises if it is not one of ours, or what it has does not fit.
-        found, weights = run.checkpointer._ranks.together("fit", lambda: self._fitting(run, model))
+        found, weights = run.checkpointer._engine.ranks.together("fit", lambda: self._fitting(run, model))
         partial = found["frozen"] is not None
         own = {RANK: None} if found["world"] == run.checkpointer.world else {}
         if not own:

@@ -122,7 +122,7 @@ class SaveStrategy(base.AsyncSaveShardedStrategy):
         def fill(sink: Any) -> list[tuple[str, str]]:
             return [("dcp", _items(sharded_state_dict).add_to(sink))]
 
-        save = checkpointer._start(step, fill)
+        save = checkpointer._engine.start(step, fill)
 
         def publish() -> None:
             save.wait()
@@ -130,7 +130,7 @@ class SaveStrategy(base.AsyncSaveShardedStrategy):
                 checkpointer.publish(step, os.path.join(folder, f"step-{step:020}"))
 
         def finalize() -> None:
-            checkpointer._ranks.together("publish", publish)  # Else the others would wait in Megatron's barrier.
+            checkpointer._engine.ranks.together("publish", publish)  # Else the others would wait in Megatron's barrier.
 
         return Request(AsyncRequest(None, (), [finalize]), save)
 

@@ -209,7 +209,7 @@ class Checkpoints:
     def fence(self) -> None:
         """Orders later work after the capture of every save so far. Call it before other code changes tensors in place."""
         for checkpointer in self._open_ones():
-            checkpointer._fence_held()
+            checkpointer._engine.fence()
 
     def drain(self) -> None:
         """Waits until every save of this group is durable. Raises the first failure that nobody has heard."""
@@ -258,7 +258,7 @@ class Checkpoints:
         if self._own is None:
             return own
         step, checkpointer = self._last, self._own
-        saved = checkpointer._ranks.agree("own", lambda: {"steps": checkpointer.steps()})["steps"]
+        saved = checkpointer._engine.ranks.agree("own", lambda: {"steps": checkpointer.steps()})["steps"]
         expected = f"expected step {step}, as in {self._shared_root}"
         for chosen in [one for one in reversed(saved) if one <= step]:
             if chosen != step:
@@ -285,11 +285,11 @@ class Checkpoints:
                 checkpointer.remove(step)
             return {}
 
-        checkpointer._ranks.agree("own removed", remove)
+        checkpointer._engine.ranks.agree("own removed", remove)
 
     def _prune_own(self, checkpointer: Checkpointer) -> None:
         """Removes this group's own steps before the oldest shared one, so that each shared one keeps its own part."""
-        if checkpointer._ranks.rank != 0:
+        if checkpointer._engine.ranks.rank != 0:
             return
         shared = [int(found[1]) for name in os.listdir(self._shared_root) if (found := _STEP.fullmatch(name))]
         for step in checkpointer.steps() if shared else []:
@@ -321,10 +321,10 @@ class Checkpoints:
                 "abandons": len(left) < len(listed),
             }
 
-        found = checkpointer._ranks.agree("newest", newest)
+        found = checkpointer._engine.ranks.agree("newest", newest)
         if found["abandons"] and found["step"]:
             # Only a writer that has restored a step may write steps again that are newer.
-            reading = checkpointer._reading
+            reading = checkpointer._engine.reading
             reading.read_views(reading.choose(found["step"]), [], resume=True)
         return checkpointer, int(found["step"])
 
@@ -332,7 +332,7 @@ class Checkpoints:
         """Lets the root go, in the background, once its saves have ended."""
         if self._shared is None:
             return
-        self._shared._fence_held()
+        self._shared._engine.fence()
         self._leaving = self._worker.submit(_close, self._shared)
         self._shared = None
 

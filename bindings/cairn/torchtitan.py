@@ -115,15 +115,15 @@ class CheckpointManager(_DcpManager):
 
     def _load(self, step: int = -1) -> bool:
         # Before it looks which checkpoints there are.
-        wait = partial(self._checkpointer._reading.wait_for_saves, None if step == -1 else step)
-        self._checkpointer._ranks.together("saves", wait)
+        wait = partial(self._checkpointer._engine.reading.wait_for_saves, None if step == -1 else step)
+        self._checkpointer._engine.ranks.together("saves", wait)
         return bool(super()._load(step))
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         if not self._should_save(curr_step, last_step):
             return False
         unless_disk_hangs(self._checkpointer.check)
-        self._checkpointer._fence_held()  # torchtitan's model wrapper writes into tensors that an older save may read.
+        self._checkpointer._engine.fence()  # torchtitan's model wrapper writes into tensors that an older save may read.
         if last_step:
             self._save_last_step(curr_step)
         else:
@@ -132,7 +132,7 @@ class CheckpointManager(_DcpManager):
         return True
 
     def _maybe_wait_for_staging(self) -> None:
-        self._checkpointer._fence_held()
+        self._checkpointer._engine.fence()
 
     def _wait_for_saving(self) -> None:
         assert self.save_future is not None

@@ -87,7 +87,7 @@ def test_a_failed_and_a_cancelled_save_call_back_too(make: Make, root: Path, cap
         checkpointer.save(1, {"w": np.ones(10)}).add_done_callback(outcome)
         assert "step 1 is committed already" in str(heard.get(timeout=WAIT))
 
-        held = checkpointer._start(2, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
+        held = checkpointer._engine.start(2, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
         assert held.cancel()
         held.add_done_callback(outcome)
         assert isinstance(heard.get(timeout=WAIT), cairn.Cancelled)

@@ -93,6 +93,7 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         ("max_in_flight", 0, "max_in_flight: expected 1 to 64, found 0"),
         ("worker_threads", 5000, "worker_threads: expected 0 to 1024, found 5000"),
         ("chunk", 12345, "^chunk: expected"),
+        ("staging", "4 gigs", "^staging: expected a size"),
         ("file_mode", 0, "^file_mode, directory_mode"),
         ("nonfinite", "no", '^nonfinite: expected one of "auto", "off", "mark", found "no"'),
         ("queue_depth", 1025, "^queue_depth: expected 0 to 1024"),

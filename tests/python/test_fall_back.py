@@ -202,13 +202,13 @@ def test_a_rank_that_dies_in_mid_read_is_missed_within_the_deadline(worlds: Worl
 MEANWHILE = """
 import os
 def before(what, times, then):
-    done, left = getattr(c._reading, what), [times]
+    done, left = getattr(c._engine.reading, what), [times]
     def changed(*given):
         if left[0]:
             left[0] -= 1
             then()
         return done(*given)
-    setattr(c._reading, what, changed)
+    setattr(c._engine.reading, what, changed)
 """
 
 

@@ -411,7 +411,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path: Path) 
         (tmp_path / "cairn/step-00000000000000000004/theirs").write_text("")
 
     trainer.add_callback(At(3, take_the_name))
-    trainer.add_callback(At(5, lambda: trainer.checkpointer._core.drain(None)))
+    trainer.add_callback(At(5, lambda: trainer.checkpointer._engine.core.drain(None)))
     with pytest.raises(cairn.Error, match="step 4"):
         trainer.train()
     assert trainer.state.global_step in (5, 6)

@@ -101,7 +101,7 @@ def start(checkpointer: Any, companions: Companions, step: int, files: dict[str,
         return [("tree", cairn._tree.flatten({"x": torch.full((300_000,), float(step))}, tensors))]
 
     companions.prepare()
-    save = checkpointer._start(step, fill, hold=60.0)
+    save = checkpointer._engine.start(step, fill, hold=60.0)
     companions.add(save, files)
     return save
 

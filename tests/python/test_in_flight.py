@@ -41,7 +41,7 @@ class Released(logging.Handler):
 
     def hold(self, step: int, value: float, **options: Any) -> cairn._save.Save:
         fill = lambda sink: [("tree", _tree.flatten(tree(value), sink))]
-        self.saves[step] = self.checkpointer._start(step, fill, hold=HELD, **options)
+        self.saves[step] = self.checkpointer._engine.start(step, fill, hold=HELD, **options)
         return self.saves[step]
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -152,7 +152,7 @@ def test_all_ranks_wait_and_give_up_together(worlds: Callable[..., World]) -> No
     assert world.all(f"{new}; c.save(1, t(1)).result()") == [1, 1]
     fill = "lambda sink: [('tree', cairn._tree.flatten(t(2), sink))]"
 
-    assert world.all(f"save = c._start(1, {fill}, replace=True, hold={HELD}); None") == [None, None]
+    assert world.all(f"save = c._engine.start(1, {fill}, replace=True, hold={HELD}); None") == [None, None]
     late = world.answers("c.restore(t(0), 1)['n']")
     assert [answer.get("error") for answer in late] == ["DeadlineExceeded"] * 2, late
     assert all("expected step 1" in answer["message"] for answer in late)
@@ -161,7 +161,7 @@ def test_all_ranks_wait_and_give_up_together(worlds: Callable[..., World]) -> No
         world.all("save._release(); [save.result(), c.restore(t(0), 1)['n'], float(c.restore(t(0))['t'][0])]")
         == [[1, 2, 2.0]] * 2
     )
-    assert world.all("c.save(2, t(3)); c.restore(t(0))['n']") == [3, 3]
+    assert world.all("c._engine.reading._timeout = 60; c.save(2, t(3)); c.restore(t(0))['n']") == [3, 3]
 
 
 def test_a_replacement_waits_for_readers(make: Make, root: Path) -> None:

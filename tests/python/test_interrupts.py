@@ -32,7 +32,7 @@ class InterruptedCore:
 
 
 def interrupt_next_save(checkpointer: cairn.Checkpointer) -> None:
-    checkpointer._core = InterruptedCore(checkpointer._core)  # type: ignore[assignment]
+    checkpointer._engine.core = InterruptedCore(checkpointer._engine.core)  # type: ignore[assignment]
 
 
 @pytest.fixture(params=[{}, {"keep_best": 1, "best_metric": "loss"}], ids=["", "keep_best"])

@@ -90,7 +90,7 @@ def test_a_key_that_a_text_has_twice_is_corrupt(make: Make, in_one_call: bool) -
     tree: dict[str, Any] = {"a": torch.zeros(1), "b": torch.zeros(1)}
     checkpointer = make()
     checkpointer.save(1, tree).wait()
-    saved = tree_tensors.StoredTensors(checkpointer._reading.inspect_all(1)["tensors"])
+    saved = tree_tensors.StoredTensors(checkpointer._engine.reading.inspect_all(1)["tensors"])
     match_all = tree_tensors.TargetCollector(saved).match_all if in_one_call else None
     text = '{"version":1,"tree":["dict","a",["t"],"a",["t"]]}'
 

@@ -120,6 +120,24 @@ def test_help_says_something_about_every_public_name() -> None:
     assert [name for name in cairn.__all__ if name not in shown] == []
 
 
+# C++'s options by Python's names: there sizes are text, too, and so have no unit.
+PYTHON_NAMES = {"host_memory_bytes": "host_memory", "chunk_bytes": "chunk", "staging_bytes": "staging"}
+IN_ANOTHER_FORM = {"steering", "on_event"}  # slowdown, mtbf and restart_time; logging.
+OF_PYTHON = {
+    "exist_ok", "keep_best", "best_metric", "best_mode", "unfenced_writes", "replicated", "per_rank", "compare_replicas",
+    "interval", "slowdown", "mtbf", "restart_time",
+}  # fmt: skip
+
+
+def test_the_options_are_those_of_cpp() -> None:
+    header = (Path(__file__).parents[2] / "include/cairn/options.h").read_text()
+    fields = header.partition("struct Options {")[2].partition("\n};")[0]
+    of_cpp = {PYTHON_NAMES.get(name, name) for name in re.findall(r"^  [\w:<>]+ (\w+) = ", fields, re.MULTILINE)}
+    options = set(inspect.signature(cairn.Checkpointer).parameters)
+
+    assert of_cpp - IN_ANOTHER_FORM == options - OF_PYTHON
+
+
 def test_every_option_and_every_number_is_documented(make: Callable[..., cairn.Checkpointer]) -> None:
     options = [*inspect.signature(cairn.Checkpointer).parameters]
     assert sorted(re.findall(r"^  (\w+) +\S", str(inspect.getdoc(cairn.Checkpointer)), re.MULTILINE)) == sorted(options)

@@ -7,11 +7,13 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cairn
 import pytest
 import torch
+from cairn._held import Held
 from cairn._protect import Hook
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -189,6 +191,30 @@ def test_compiled_whole(make: Make) -> None:
             train(model.weight)
 
     expect_each_step_as_it_was(checkpointer, run, model)
+
+
+@pytest.mark.parametrize(
+    ("devices", "fenced"), [([set()], [(-1, 0)]), ([{1}, {0, 1}, set()], [(0, 100), (1, 101)]), ([], [])]
+)
+def test_a_fence_holds_the_current_stream_of_each_device_that_saves_read_from(
+    make: Make, monkeypatch: pytest.MonkeyPatch, devices: list[set[int]], fenced: list[tuple[int, int]]
+) -> None:
+    checkpointer = make()
+    called = []
+
+    class Core:
+        def fence(self, device: int, stream: int, timeout: float | None) -> None:
+            called.append((device, stream))
+            assert timeout == 7.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=100 + device))
+        patch.setattr(checkpointer._engine, "core", Core())
+        checkpointer._engine.held.extend(Held([], cuda) for cuda in devices)
+        checkpointer.fence(timeout=7.0)
+        checkpointer._engine.held.clear()
+
+    assert called == fenced
 
 
 def test_buffers_that_forward_writes(make: Make) -> None:

@@ -123,7 +123,7 @@ assert not torch.cuda.is_initialized()
 def test_a_device_that_is_not_there_is_an_error_and_no_more(make: Make) -> None:
     checkpointer = make()
     with pytest.raises(cairn.Error):
-        checkpointer._core.set_up(0)
+        checkpointer._engine.core.set_up(0)
     checkpointer.save(1, {"w": torch.ones(100_000)}).wait()
 
 

@@ -72,7 +72,7 @@ def test_goals_that_cannot_be_are_named(make: Make, options: dict[str, Any], mes
 def test_an_interval_of_time(make: Make) -> None:
     checkpointer = make(interval=3600)
     assert not checkpointer.should_save(1)
-    checkpointer._interval._last -= 3600  # As if an hour had passed.
+    checkpointer._engine.interval._last -= 3600  # As if an hour had passed.
     assert checkpointer.should_save(2)
     assert checkpointer.should_save(3), "it stays due until a save begins"
 

@@ -125,4 +125,4 @@ def test_keep_best_refuses_held_saves_and_says_what_they_are(make: Make) -> None
     checkpointer = make(keep_best=1, best_metric="loss")
 
     with pytest.raises(cairn.Unsupported, match="keep_best: held saves, as cairn.dcp"):
-        checkpointer._start(1, lambda _: [], hold=60.0)
+        checkpointer._engine.start(1, lambda _: [], hold=60.0)

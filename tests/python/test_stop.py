@@ -207,7 +207,7 @@ def test_handlers_run_while_the_main_thread_waits_for_a_save(make: Make, wait: s
     before = signal.signal(signal.SIGTERM, lambda *_: handled.set())
     checkpointer = make()
     checkpointer.stop_on()
-    core = checkpointer._start(1, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
+    core = checkpointer._engine.start(1, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
 
     def release() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -287,7 +287,7 @@ def test_the_end_waits_no_longer_than_grace(root: Path) -> None:
     with pytest.raises(cairn.DeadlineExceeded), cairn.Checkpointer(root, host_memory="32MiB") as checkpointer:
         checkpointer.stop_on(grace=0.05)
         checkpointer.save(1, {"a": 1}).wait()
-        checkpointer._start(2, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
+        checkpointer._engine.start(2, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
         signal.raise_signal(signal.SIGTERM)
     with alone(root) as reader:
         assert reader.steps() == [1]
@@ -296,7 +296,7 @@ def test_the_end_waits_no_longer_than_grace(root: Path) -> None:
 def test_a_last_save_waits_for_its_place_no_longer_than_grace(make: Make) -> None:
     checkpointer = make(max_in_flight=1)
     checkpointer.stop_on(grace=0)
-    held = checkpointer._start(1, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
+    held = checkpointer._engine.start(1, lambda tensors: [("tree", '{"d": []}')], hold=60.0)
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(cairn.DeadlineExceeded):
         checkpointer.save(2, {})

@@ -177,7 +177,7 @@ def test_what_cannot_be_agreed_on_leaves_no_handlers(worlds: Worlds) -> None:
 import signal, threading
 before = signal.getsignal(signal.SIGTERM)
 def agree(): raise RuntimeError("no store")
-c._ranks.make_stopping = agree
+c._engine.ranks.make_stopping = agree
 try:
     c.stop_on()
 except RuntimeError:

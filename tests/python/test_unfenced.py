@@ -38,7 +38,7 @@ def backward(model: torch.nn.Module) -> None:
 def start(checkpointer: cairn.Checkpointer, step: int, tree: Any) -> cairn.Save:
     """A save that nobody checks before a fence, the end of an optimizer's step, or a call that waits for saves. With
     when_full="wait" the save itself would be such a call."""
-    checkpointer._core.begin_step()
+    checkpointer._engine.core.begin_step()
     return checkpointer.save(step, tree)
 
 
@@ -167,8 +167,8 @@ def test_a_held_save_is_not_released_either(make: Make) -> None:
     tensor = torch.zeros(ELEMENTS)
     checkpointer = make(when_full="skip")
 
-    checkpointer._core.begin_step()
-    save = checkpointer._start(1, lambda sink: sink.add("w", tensor) or [], hold=60.0)
+    checkpointer._engine.core.begin_step()
+    save = checkpointer._engine.start(1, lambda sink: sink.add("w", tensor) or [], hold=60.0)
     tensor[0] = 1
     save._release()
 

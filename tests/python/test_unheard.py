@@ -75,7 +75,7 @@ def test_what_was_raised_is_not_raised_at_the_end(make: Make, how: str, end: str
 def test_captured_raises_it_too(make: Make) -> None:
     checkpointer = make(when_full="skip")
     tensor = torch.ones(1 << 20)
-    checkpointer._core.begin_step()  # Nobody checks before `captured`. With when_full="wait" save would end the step.
+    checkpointer._engine.core.begin_step()  # Nobody checks before `captured`. With when_full="wait" save would end the step.
     before = tensor.data  # The engine may still read it.
     save = checkpointer.save(1, {"w": tensor})
     tensor.data = torch.ones(1 << 20)
@@ -89,7 +89,7 @@ def test_captured_raises_it_too(make: Make) -> None:
 
 def test_what_the_caller_wanted_is_no_failure(make: Make) -> None:
     checkpointer = make()
-    assert checkpointer._start(1, lambda sink: sink.add("w", torch.ones(10)) or [], hold=60.0).cancel()
+    assert checkpointer._engine.start(1, lambda sink: sink.add("w", torch.ones(10)) or [], hold=60.0).cancel()
 
     checkpointer.drain()
     checkpointer.close()
@@ -105,7 +105,7 @@ def test_the_error_that_ends_the_block_is_not_replaced(make: Make, caplog: pytes
 
 def test_a_failure_by_a_deadline_is_no_deadline_of_the_drain(make: Make) -> None:
     checkpointer = make()
-    checkpointer._start(1, lambda sink: sink.add("w", torch.ones(10)) or [], hold=0.001)  # Nobody releases it.
+    checkpointer._engine.start(1, lambda sink: sink.add("w", torch.ones(10)) or [], hold=0.001)  # Nobody releases it.
 
     with pytest.raises(cairn.DeadlineExceeded, match="step 1: written, but its commit was not released"):
         checkpointer.drain()

@@ -175,7 +175,7 @@ def test_a_held_save_that_was_moved_is_not_released(make: Make) -> None:
         give_data(tensor)
         return []
 
-    save = checkpointer._start(1, fill, hold=60.0)  # As cairn.dcp does.
+    save = checkpointer._engine.start(1, fill, hold=60.0)  # As cairn.dcp does.
     save._release()
 
     with pytest.raises(cairn.FailedPrecondition, match='tensor "w"'):
@@ -194,7 +194,7 @@ def test_released_before_it_is_captured_it_is_looked_at_all_the_same(make: Make)
             sink.add(name, tensor)
         return []
 
-    save = checkpointer._start(1, fill, hold=60.0)
+    save = checkpointer._engine.start(1, fill, hold=60.0)
     save._release()
     give_data(tensors["15"])
 

@@ -27,12 +27,12 @@ def add_arguments(parser):
 def measure(checkpointer, step, tree, sweep):
     """Seconds in `save`, and in the fence once the save is captured: the fence checks then, and waits for nothing."""
     sweep()
-    checkpointer._core.begin_step()  # Keeps the watching thread from checking before the fence does.
+    checkpointer._engine.core.begin_step()  # Keeps the watching thread from checking before the fence does.
     begun = time.perf_counter()
     save = checkpointer.save(step, tree)
     saved = time.perf_counter() - begun
-    checkpointer._core.begin_step()
-    while not any(kind == CAPTURED for kind, *_ in checkpointer._core.events.take()):
+    checkpointer._engine.core.begin_step()
+    while not any(kind == CAPTURED for kind, *_ in checkpointer._engine.core.events.take()):
         time.sleep(0.001)
     sweep()
     begun = time.perf_counter()

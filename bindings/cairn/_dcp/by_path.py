@@ -37,7 +37,7 @@ class _Root:
 
     @property
     def is_idle(self) -> bool:
-        open_one = self.checkpointer if self.checkpointer is not None and not self.checkpointer._core.closed else None
+        open_one = self.checkpointer if self.checkpointer is not None and not self.checkpointer._engine.closed else None
         return not self.users and (open_one is None or not open_one.stats["saves_in_flight"])
 
 
@@ -63,7 +63,7 @@ def _open(root: str, process_group: Any, no_dist: bool, options: dict[str, Any])
     known = _roots.setdefault(os.path.realpath(root), _Root())
     if known.checkpointer is not None and not (known.handed_out or os.path.isdir(root)):
         _close(known)  # Somebody has removed the root.
-    if known.checkpointer is None or known.checkpointer._core.closed:
+    if known.checkpointer is None or known.checkpointer._engine.closed:
         group = None
         if dist.is_available() and dist.is_initialized() and not no_dist:
             group = process_group or dist.group.WORLD
@@ -127,7 +127,7 @@ def async_save(
     given = _given(state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist)
     if isinstance(given["storage_writer"], StorageWriter):
         given["storage_writer"]._planner = given["planner"]  # Staging then refuses what the planner refuses.
-        given["process_group"] = own_group(process_group, no_dist, given["storage_writer"]._checkpointer._ranks)
+        given["process_group"] = own_group(process_group, no_dist, given["storage_writer"]._checkpointer._engine.ranks)
     return state_dict_saver.async_save(state_dict, **given, **options)
 
 
@@ -155,7 +155,7 @@ def load(
         checkpoint_id = None
         with _lock:
             known = _roots.setdefault(os.path.realpath(root), _Root())
-            opened = None if known.checkpointer is None or known.checkpointer._core.closed else known.checkpointer
+            opened = None if known.checkpointer is None or known.checkpointer._engine.closed else known.checkpointer
             try:
                 if opened is None and not os.path.isdir(root):
                     raise NotFound(f"there is no checkpoint under {root}: there is no such directory")
@@ -241,6 +241,6 @@ def _given(
 
 def _continue_from(checkpointer: Checkpointer, step: int) -> None:
     if step in checkpointer.steps():
-        details = checkpointer._reading.inspect_all(step)
+        details = checkpointer._engine.reading.inspect_all(step)
         with details["hold"]:
-            checkpointer._reading.read_views(details, [], True)
+            checkpointer._engine.reading.read_views(details, [], True)

@@ -83,13 +83,13 @@ def start_save_of(
             ]
         found.optimizers = class_names(optimizers or {})
         found.check_storable()
-        found.keep_own(checkpointer._per_rank, checkpointer.rank)
+        found.keep_own(checkpointer._engine.per_rank, checkpointer.rank)
         return found
 
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:
         return [("dcp", shares.select(items, step).add_to(sink))]
 
-    return checkpointer._start(step, fill, replace=replace, hold=hold)
+    return checkpointer._engine.start(step, fill, replace=replace, hold=hold)
 
 
 def load_into(

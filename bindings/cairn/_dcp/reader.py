@@ -158,7 +158,7 @@ class StorageReader(storage.StorageReader):
     @property
     def checkpoint_id(self) -> str:
         # DCP asks for it before its first collective, and an upload in flight uses the same process group.
-        Uploads.wait_before(timeout=self._checkpointer._close_timeout)
+        Uploads.wait_before(timeout=self._checkpointer._engine.close_timeout)
         return self._folder or f"{self._checkpointer.root}, step {'latest' if self._step is None else self._step}"
 
     @classmethod
@@ -174,7 +174,7 @@ class StorageReader(storage.StorageReader):
         try:
             self._release_hold()
             # The hold keeps retention from removing it before its data is read.
-            self._details = self._checkpointer._reading.inspect_all(self._step, self._folder)
+            self._details = self._checkpointer._engine.reading.inspect_all(self._step, self._folder)
             self._stored = stored = read_items(self._details, *self._place())
             metadata = _Names({fqn: _metadata_of(stored, fqn) for fqn in stored.paths}, stored.refused)
         except Error as error:
@@ -192,7 +192,7 @@ class StorageReader(storage.StorageReader):
     def _place(self) -> tuple[int, int]:
         """Which rank loads, of how many."""
         checkpointer = self._checkpointer
-        if checkpointer.world > 1 or checkpointer._watching is not None or self._group is False:
+        if checkpointer.world > 1 or checkpointer._engine.writes or self._group is False:
             return checkpointer.rank, checkpointer.world  # It saves, and so its ranks are those of the checkpoints.
         if not (dist.is_available() and dist.is_initialized()):
             return 0, 1
@@ -271,7 +271,7 @@ class StorageReader(storage.StorageReader):
 
         both = [(pair, read(pair[0]), read(pair[1])) for pair in pairs]
         if both:
-            self._checkpointer._reading.read_views(self._details, reads.views, False, folder=self._folder)
+            self._checkpointer._engine.reading.read_views(self._details, reads.views, False, folder=self._folder)
         for pair, a, b in both:
             if a.dtype != b.dtype or not torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (a, b))):
                 return pair
@@ -301,7 +301,7 @@ class StorageReader(storage.StorageReader):
             reads.value(fqn)
         note_writes(target for _, target in targets.items)
         page_cache = plan.storage_data.page_cache if isinstance(plan.storage_data, _About) else None
-        self._checkpointer._reading.read_views(
+        self._checkpointer._engine.reading.read_views(
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
         )
         targets.casts.log(self._details["path"])

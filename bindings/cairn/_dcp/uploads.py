@@ -92,7 +92,10 @@ class Uploads:
 
     def __init__(self, checkpointer: Checkpointer) -> None:
         self.shares = WriteShares(
-            checkpointer._ranks, checkpointer.root, checkpointer._compare_replicas, checkpointer._per_rank
+            checkpointer._engine.ranks,
+            checkpointer.root,
+            checkpointer._engine.compare_replicas,
+            checkpointer._engine.per_rank,
         )
         self._uploads: list[Upload] = []
 

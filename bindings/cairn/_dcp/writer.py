@@ -123,7 +123,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             self._staged.optimizers = self._optimizers
             if self._checkpointer.world > 1:
                 self._staged.check_storable()
-            self._staged.keep_own(self._checkpointer._per_rank, self._checkpointer.rank)
+            self._staged.keep_own(self._checkpointer._engine.per_rank, self._checkpointer.rank)
             return self._staged
 
         def gather() -> Items:
@@ -227,7 +227,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         try:
             save.wait()
         finally:
-            self._checkpointer._release_captured()
+            self._checkpointer._engine.release_captured()
         written: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
         written.set_result(
             [storage.WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items]
@@ -247,8 +247,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         def fill(sink: TensorCollector) -> list[tuple[str, str]]:
             return [("dcp", gather().add_to(sink))]
 
-        hold = checkpointer._group_timeout * (1 + Uploads.in_flight()) if staged else 0.0
-        save = checkpointer._start(self._step, fill, replace=self._replace, hold=hold)
+        hold = checkpointer._engine.group_timeout * (1 + Uploads.in_flight()) if staged else 0.0
+        save = checkpointer._engine.start(self._step, fill, replace=self._replace, hold=hold)
         if staged:
             self._upload = uploads.add(save)
         return save
@@ -260,7 +260,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         def planned() -> _Planned:
             items = _items_of_plan(self._with_own(plan, planner), planner)
             items.optimizers = self._optimizers
-            items.keep_own(self._checkpointer._per_rank, self._checkpointer.rank)
+            items.keep_own(self._checkpointer._engine.per_rank, self._checkpointer.rank)
             return _Planned([item for item in self._held(planner) if not self._is_own(item)], planner, items)
 
         return Uploads.of(self._checkpointer).shares.check(planned, self._step).mine
@@ -276,7 +276,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return dataclasses.replace(plan, items=[*plan.items, *own]) if own else plan
 
     def _is_own(self, item: WriteItem) -> bool:
-        patterns = self._checkpointer._per_rank
+        patterns = self._checkpointer._engine.per_rank
         return bool(patterns) and matches(patterns, item.index.fqn)
 
     def _key_of(self, item: WriteItem) -> Key:

@@ -42,7 +42,7 @@ def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "")
 
     Raises InvalidArgument, or Unsupported, if this version of cairn.huggingface did not write it.
     """
-    details = checkpointer._reading.inspect_all(step, folder)
+    details = checkpointer._engine.reading.inspect_all(step, folder)
     with details["hold"]:
         saved = {name: Stored(dtype, tuple(shape)) for name, dtype, shape, *_ in details["tensors"]}
         more = {"world": details["world"], "path": details["path"], "saved": saved}
@@ -51,9 +51,9 @@ def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "")
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same, and the model's weights, on the CPU and tied as before; whole, if FSDP2 had sharded them."""
-    details = checkpointer._reading.choose(step)
+    details = checkpointer._engine.reading.choose(step)
     with details["hold"]:
-        details |= checkpointer._core.inspect_part(details["path"], 0, [])
+        details |= checkpointer._engine.core.inspect_part(details["path"], 0, [])
         if "dcp" in details["values"][0]:
             return sharded.read_whole(checkpointer, details["path"])
         text, trainer = _read_tree(checkpointer, details)
@@ -68,7 +68,7 @@ def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, 
 def _read_tree(
     checkpointer: Checkpointer, details: dict[str, Any], tensors: Mapping[str, Any] = {}
 ) -> tuple[str, dict[str, Any]]:
-    text = tree_text(details | checkpointer._core.inspect_part(details["path"], 0, []))
+    text = tree_text(details | checkpointer._engine.core.inspect_part(details["path"], 0, []))
     tree = _tree.build(text, {name: tensors.get(name) for name in _tree.names(text)})
     root = tree if isinstance(tree, dict) else {}
     trainer = root.get(TRAINER)

@@ -77,7 +77,7 @@ class Run:
             tree, more = gather()
             weights = {name: value for name, value in tree.items() if name not in (TRAINER, RANK)}
             text = _tree.flatten(tree, tensors)
-            values, (shared, first, identical) = self.checkpointer._replica_arguments(
+            values, (shared, first, identical) = self.checkpointer._engine.replica_arguments(
                 step, tree, text, tensors, buffers=buffers
             )
             # The index that names their file is written before it is known who writes what else.
@@ -90,8 +90,8 @@ class Run:
             return [("tree", text), *values]
 
         def start(replace: bool, hold: float) -> Save:
-            save = self.checkpointer._start(step, fill, lambda: replicas, replace=replace, hold=hold)
-            self.checkpointer._comparison.saved(save)
+            save = self.checkpointer._engine.start(step, fill, lambda: replicas, replace=replace, hold=hold)
+            self.checkpointer._engine.comparison.saved(save)
             return save
 
         self._start(step, start, files)
@@ -130,7 +130,7 @@ class Run:
         leads = self.checkpointer.rank == 0
         if leads:
             self.companions.prepare()
-        save = start(step in self.order, self.checkpointer._group_timeout if leads else 0.0)
+        save = start(step in self.order, self.checkpointer._engine.group_timeout if leads else 0.0)
         if leads:
             self.companions.add(save, files)
         self.saves[step] = self.newest = save
@@ -173,7 +173,7 @@ class Run:
         """Returns when every save has ended; raises the first failure. A disk that hung and has answered since has
         cost no more than the saves that the log names."""
         if self.checkpointer.rank == 0:
-            self.companions.finish(self.checkpointer._close_timeout)
+            self.companions.finish(self.checkpointer._engine.close_timeout)
         unless_disk_hangs(self.companions.check)
         unless_disk_hangs(self.checkpointer.drain)
         unless_disk_hangs(self.checkpointer.check)

@@ -231,7 +231,7 @@ def _direct() -> Any:
 
 
 def _is_sharded(reader: Checkpointer, folder: str) -> bool:
-    details = reader._reading.inspect_all(None, folder)
+    details = reader._engine.reading.inspect_all(None, folder)
     with details["hold"]:
         return any("dcp" in values for values in details["values"])
 

@@ -1,0 +1,47 @@
+"""The tensors that saves still read, and the engine's events."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._core import Events, Save
+
+_log = logging.getLogger("cairn")
+
+
+def log_events(events: Events) -> None:
+    """Logs what has happened since the last call: the engine's threads never call into Python. What a handler of the
+    program raises is reported, and ends nothing: this also runs on the thread that lets saves commit."""
+    for _, severity, step, message in events.take():
+        if message:
+            about = "" if step is None else f"step {step}: "
+            text = message if message.startswith(about) else about + message
+            try:
+                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s", text)
+            except Exception:  # noqa: BLE001 (the program's)
+                traceback.print_exc()
+
+
+class Held:
+    """What a save reads, which must live until it is captured, even if the caller drops it; and the CUDA devices that
+    it is on."""
+
+    save: Save | None = None  # Until it has begun.
+
+    def __init__(self, tensors: list[Any], cuda: set[int]) -> None:
+        self.tensors = tensors
+        self.cuda = cuda
+
+
+def release_captured(held: deque[Held], fencing: bool = False) -> None:
+    """Forgets the tensors of saves that are captured and checked. A fence checks them here, before the caller writes."""
+    for one in list(held):  # Other threads may append and remove.
+        if one.save is None or not (one.save.captured if fencing else one.save.settled):
+            return
+        with contextlib.suppress(ValueError):
+            held.remove(one)
