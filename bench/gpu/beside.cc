@@ -174,6 +174,7 @@ Status Beside::Strided(unsigned int blocks, std::uint64_t chunk, std::size_t cou
     return Error(StatusCode::kInvalidArgument, "chunks of {} bytes do not fit", chunk);
   }
   const auto element = static_cast<std::int64_t>(kElement);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): CUDA's addresses are numbers.
   const StridedLayout layout{.base = reinterpret_cast<std::byte*>(from_),
                              .row_bytes = kElement,
                              .outer = {{static_cast<std::int64_t>(bytes / kRow), kTaps * kChannels * element},

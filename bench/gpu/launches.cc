@@ -94,9 +94,9 @@ class CallersStream {
   explicit CallersStream(Device& device) : device_(device) {}
   MutableBytes page() { return {reinterpret_cast<std::byte*>(page_.data()), sizeof(page_)}; }
 
-  Device& device_;
   // The flag, and nothing else that the driver would pin.
   alignas(4096) std::array<std::uint32_t, 1024> page_{};
+  Device& device_;
   std::uint32_t value_ = 0;
   std::unique_ptr<Launcher> launcher_;
 };

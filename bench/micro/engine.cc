@@ -59,7 +59,7 @@ Pair RetireBesideSort(std::uint64_t kept, int times) {
   }
   const auto ledger = std::make_shared<Ledger>(std::move(committed), kept, /*keep_every=*/0);
   const auto retire = [ledger] {
-    const std::vector<std::uint64_t> retired = ledger->Retire();
+    std::vector<std::uint64_t> retired = ledger->Retire();
     for (const std::uint64_t step : retired) ledger->CancelRetirement(step);
     return retired;
   };
