@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "advice/place/partners.h"
+#include "advice/place/search.h"
+#include "advice/place/topology.h"
 #include "base/human.h"
 #include "base/status_macros.h"
-#include "place/partners.h"
-#include "place/search.h"
-#include "place/topology.h"
 #include "tools/commands.h"
 #include "tools/input_file.h"
 #include "tools/output.h"

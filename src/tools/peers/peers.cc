@@ -12,10 +12,10 @@
 #include <thread>
 #include <utility>
 
+#include "advice/place/topology.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "base/utf8.h"
-#include "place/topology.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/output_file.h"

@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include "advice/place/network.h"
+#include "advice/place/placement.h"
 #include "cairn/status.h"
-#include "place/network.h"
-#include "place/placement.h"
 
 namespace cairn {
 

@@ -1,11 +1,11 @@
-#include "place/partners.h"
+#include "advice/place/partners.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "advice/place/matching.h"
 #include "base/status_macros.h"
-#include "place/matching.h"
 
 namespace cairn {
 

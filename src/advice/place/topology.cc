@@ -1,4 +1,4 @@
-#include "place/topology.h"
+#include "advice/place/topology.h"
 
 #include <fmt/format.h>
 

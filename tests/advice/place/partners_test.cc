@@ -1,11 +1,11 @@
-#include "place/partners.h"
+#include "advice/place/partners.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "place/networks.h"
+#include "advice/place/networks.h"
 
 namespace cairn {
 namespace {

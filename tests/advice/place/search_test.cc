@@ -1,11 +1,11 @@
-#include "place/search.h"
+#include "advice/place/search.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "place/networks.h"
+#include "advice/place/networks.h"
 
 namespace cairn {
 namespace {

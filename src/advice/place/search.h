@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "place/placement.h"
+#include "advice/place/placement.h"
 
 namespace cairn {
 

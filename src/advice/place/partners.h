@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "advice/place/network.h"
 #include "cairn/status.h"
-#include "place/network.h"
 
 namespace cairn {
 

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "place/matching.h"
-#include "place/network.h"
+#include "advice/place/matching.h"
+#include "advice/place/network.h"
 
 namespace cairn {
 

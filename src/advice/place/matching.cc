@@ -1,4 +1,4 @@
-#include "place/matching.h"
+#include "advice/place/matching.h"
 
 #include <algorithm>
 

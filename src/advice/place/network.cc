@@ -1,4 +1,4 @@
-#include "place/network.h"
+#include "advice/place/network.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "place/placement.h"
+#include "advice/place/placement.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "place/placement.h"
+#include "advice/place/placement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "place/networks.h"
+#include "advice/place/networks.h"
 
 namespace cairn {
 namespace {

@@ -1,4 +1,4 @@
-#include "place/search.h"
+#include "advice/place/search.h"
 
 #include <algorithm>
 #include <cmath>

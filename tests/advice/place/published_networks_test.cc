@@ -6,8 +6,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "place/search.h"
-#include "place/topology.h"
+#include "advice/place/search.h"
+#include "advice/place/topology.h"
 #include "support/points.h"
 
 namespace cairn {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "place/network.h"
+#include "advice/place/network.h"
 
 namespace cairn {
 
