@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
+#include "advice/forecast.h"
 #include "bench/micro/pair.h"
 #include "format/index.h"
 #include "format/manifest.h"
-#include "restore/forecast.h"
 #include "restore/locate.h"
 #include "store/names.h"
 #include "testing/temp_dir.h"

@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "advice/layouts.h"
 #include "cairn/status.h"
-#include "restore/layouts.h"
 
 namespace cairn::tools {
 

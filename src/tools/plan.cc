@@ -8,9 +8,9 @@
 #include <numeric>
 #include <vector>
 
+#include "advice/forecast.h"
 #include "base/human.h"
 #include "base/status_macros.h"
-#include "restore/forecast.h"
 #include "tools/commands.h"
 #include "tools/model_file.h"
 #include "tools/output.h"

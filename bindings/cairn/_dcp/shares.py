@@ -224,7 +224,7 @@ _SHARE_OF_SMALL = 64 << 20
 
 def assign(lists: Sequence[Sequence[Sequence[Any]]], rank: int) -> set[Key]:
     """Gives each item, largest first, to the one of its holders with the least to write; small ones with the same
-    holders to one of these. The same on every rank, and what src/restore/forecast.cc assumes."""
+    holders to one of these. The same on every rank, and what src/advice/forecast.cc assumes."""
     holders = holders_of(lists)
     sizes = {key: size for held in lists for key, size, *_ in held}
     writers: dict[Key, int] = {}

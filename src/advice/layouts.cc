@@ -1,4 +1,4 @@
-#include "restore/layouts.h"
+#include "advice/layouts.h"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 // Layouts without data: the published numbers of Tenplex's GPT-3 XL, and that every rank's tensors come whole, once,
 // from the shards that hold them.
 
-#include "restore/forecast.h"
+#include "advice/forecast.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@
 #include <numeric>
 #include <random>
 
-#include "numbered_tensors.h"
+#include "advice/numbered_tensors.h"
 #include "restore/rows.h"
 #include "support/points.h"
 

@@ -1,9 +1,9 @@
 // The forecast beside the restore itself: from real files it reads exactly the bytes that were forecast.
 
+#include "advice/forecast.h"
+#include "advice/numbered_tensors.h"
 #include "format/index.h"
-#include "numbered_tensors.h"
-#include "restore/forecast.h"
-#include "restore_fixture.h"
+#include "restore/restore_fixture.h"
 #include "store/names.h"
 #include "support/faulty_queue.h"
 #include "support/points.h"

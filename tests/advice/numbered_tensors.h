@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "advice/layouts.h"
 #include "format/shard_header.h"
-#include "restore/layouts.h"
 #include "restore/reshard.h"
 
 namespace cairn {

@@ -1,4 +1,4 @@
-#include "restore/forecast.h"
+#include "advice/forecast.h"
 
 #include <algorithm>
 #include <map>

@@ -8,9 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "advice/layouts.h"
 #include "base/tensor_table.h"
 #include "format/shard_header.h"
-#include "restore/layouts.h"
 #include "restore/plan.h"
 
 namespace cairn {
