@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "advice/profile.h"
 #include "tune/iteration_counter.h"
-#include "tune/profile.h"
 
 namespace cairn::tools {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tune/profile.h"
+#include "advice/profile.h"
 
 namespace cairn::tools {
 

@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "advice/instructions.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "tools/commands.h"
 #include "tools/input_file.h"
 #include "tools/output.h"
-#include "tune/instructions.h"
 
 namespace cairn::tools {
 namespace {

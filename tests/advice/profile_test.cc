@@ -1,4 +1,4 @@
-#include "tune/profile.h"
+#include "advice/profile.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "advice/slack.h"
 #include "cairn/status.h"
-#include "tune/slack.h"
 
 namespace cairn {
 

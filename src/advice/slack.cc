@@ -1,4 +1,4 @@
-#include "tune/slack.h"
+#include "advice/slack.h"
 
 #include <algorithm>
 #include <cmath>

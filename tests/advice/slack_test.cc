@@ -1,6 +1,6 @@
 // The graph of a 1F1B pipeline: by hand, and against the published frontiers in bench/data.
 
-#include "tune/slack.h"
+#include "advice/slack.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "tune/instructions.h"
+#include "advice/instructions.h"
 
 #include <algorithm>
 #include <array>

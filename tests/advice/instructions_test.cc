@@ -1,6 +1,6 @@
 // What recorded instructions say about a pipeline, and what is refused of them.
 
-#include "tune/instructions.h"
+#include "advice/instructions.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
