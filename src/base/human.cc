@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <string_view>
 
 namespace cairn {
 
@@ -28,5 +28,15 @@ std::string HumanBytes(std::uint64_t bytes) {
   }
   return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
+
+bool IsShown(std::string_view text) {
+  if (std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; })) return true;
+  // fmt escapes these two, and what a terminal does not show.
+  const auto escaped =
+      static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return c == '"' || c == '\\'; }));
+  return fmt::formatted_size("{:?}", text) == text.size() + escaped + 2;
+}
+
+std::string Printable(std::string_view text) { return IsShown(text) ? std::string(text) : fmt::format("{:?}", text); }
 
 }  // namespace cairn

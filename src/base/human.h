@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace cairn {
 
@@ -14,5 +15,11 @@ namespace cairn {
 
 /// "1.5 GiB".
 [[nodiscard]] std::string HumanBytes(std::uint64_t bytes);
+
+/// Whether a terminal would only show it, in the order in which it stands: no control character, no change of the
+/// direction of writing, no space that has no width, and UTF-8.
+[[nodiscard]] bool IsShown(std::string_view text);
+/// The text, quoted and escaped if a terminal would not only show it.
+[[nodiscard]] std::string Printable(std::string_view text);
 
 }  // namespace cairn

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "advice/input_file.h"
 #include "base/human.h"
 #include "base/json_text.h"
 #include "base/status_macros.h"
@@ -22,7 +23,6 @@
 #include "restore/whole_tensors.h"
 #include "tools/commands.h"
 #include "tools/export_parts.h"
-#include "tools/input_file.h"
 #include "tools/interruption.h"
 #include "tools/model_tensors.h"
 #include "tools/output.h"

@@ -14,7 +14,6 @@
 #include <optional>
 #include <utility>
 
-#include "base/human.h"
 #include "base/json_text.h"
 #include "format/manifest.h"
 
@@ -22,16 +21,6 @@ namespace cairn::tools {
 namespace {
 
 using nlohmann::json;
-
-/// Whether a terminal would only show it, in the order in which it stands: no control character, no change of the
-/// direction of writing, no space that has no width, and UTF-8.
-bool IsShown(std::string_view text) {
-  if (std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; })) return true;
-  // fmt escapes these two, and what a terminal does not show.
-  const auto escaped =
-      static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return c == '"' || c == '\\'; }));
-  return fmt::formatted_size("{:?}", text) == text.size() + escaped + 2;
-}
 
 struct PrintValue {
   std::string operator()(std::nullptr_t) const { return "null"; }
@@ -61,8 +50,6 @@ int ReportError(const Status& status) {
 std::string Count(std::uint64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
-
-std::string Printable(std::string_view text) { return IsShown(text) ? std::string(text) : fmt::format("{:?}", text); }
 
 std::string DescribeType(const TensorInfo& tensor) {
   std::string text = fmt::format("{} [{}]", DTypeName(tensor.dtype), fmt::join(tensor.shape, ", "));

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/human.h"
 #include "cairn/checkpointer.h"
 
 namespace cairn::tools {
@@ -23,8 +24,6 @@ int ReportError(const Status& status);
 
 /// "1 tensor", "2 tensors".
 [[nodiscard]] std::string Count(std::uint64_t count, std::string_view noun);
-/// The text, quoted and escaped if it contains control characters or is not UTF-8.
-[[nodiscard]] std::string Printable(std::string_view text);
 /// "F32 [3, 4]", and the position of a part.
 [[nodiscard]] std::string DescribeType(const TensorInfo& tensor);
 

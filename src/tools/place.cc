@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "advice/input_file.h"
 #include "advice/place/partners.h"
 #include "advice/place/search.h"
 #include "advice/place/topology.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "tools/commands.h"
-#include "tools/input_file.h"
 #include "tools/output.h"
 #include "tools/quantities.h"
 

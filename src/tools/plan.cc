@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "advice/forecast.h"
+#include "advice/model_file.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "tools/commands.h"
-#include "tools/model_file.h"
 #include "tools/output.h"
 
 namespace cairn::tools {

@@ -6,17 +6,17 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "advice/control_group.h"
+#include "advice/measured_command.h"
+#include "advice/output_file.h"
+#include "advice/profile_file.h"
 #include "base/human.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "tools/commands.h"
-#include "tools/control_group.h"
 #include "tools/interruption.h"
-#include "tools/measured_command.h"
 #include "tools/output.h"
-#include "tools/output_file.h"
-#include "tools/profile_file.h"
 #include "tools/quantities.h"
 
 namespace cairn::tools {

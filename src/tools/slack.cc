@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "advice/input_file.h"
 #include "advice/instructions.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "tools/commands.h"
-#include "tools/input_file.h"
 #include "tools/output.h"
 
 namespace cairn::tools {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "advice/profile_file.h"
 #include "base/human.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
@@ -13,7 +14,6 @@
 #include "tools/interruption.h"
 #include "tools/machine.h"
 #include "tools/output.h"
-#include "tools/profile_file.h"
 #include "tools/quantities.h"
 #include "tune/measure.h"
 

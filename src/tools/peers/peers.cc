@@ -12,13 +12,13 @@
 #include <thread>
 #include <utility>
 
+#include "advice/output_file.h"
 #include "advice/place/topology.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "base/utf8.h"
 #include "tools/commands.h"
 #include "tools/output.h"
-#include "tools/output_file.h"
 #include "tools/peers/coordinator.h"
 #include "tools/peers/member.h"
 #include "tools/peers/topology.h"

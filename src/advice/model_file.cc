@@ -1,4 +1,4 @@
-#include "tools/model_file.h"
+#include "advice/model_file.h"
 
 #include <fmt/format.h>
 
@@ -17,9 +17,8 @@
 #include "base/json_text.h"
 #include "base/status_macros.h"
 #include "format/fields.h"
-#include "tools/output.h"
 
-namespace cairn::tools {
+namespace cairn {
 namespace {
 
 using nlohmann::json;
@@ -68,7 +67,7 @@ class Members {
   void Fail(const std::string& name, const std::string& expected, const json& found) {
     if (!status_.ok()) return;
     const std::string member = name == where_ ? "" : fmt::format(": {}", name);
-    std::string text = found.is_null() ? "none" : JsonLine(found);
+    std::string text = found.is_null() ? "none" : found.dump(-1, ' ', true, json::error_handler_t::replace);
     if (text.size() > 80) text = text.substr(0, 80) + "...";
     status_ = Error(StatusCode::kInvalidArgument, "{}{}: expected {}, found {}", where_, member, expected, text);
   }
@@ -216,4 +215,4 @@ Result<Model> ReadModelFile(const std::string& path) {
   return model;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn

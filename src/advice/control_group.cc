@@ -1,4 +1,4 @@
-#include "tools/control_group.h"
+#include "advice/control_group.h"
 
 #include <fcntl.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): kill
@@ -16,7 +16,7 @@
 #include "base/status_macros.h"
 #include "base/uuid.h"
 
-namespace cairn::tools {
+namespace cairn {
 namespace {
 
 // Short, so that a job with a fraction of a core goes on evenly.
@@ -193,4 +193,4 @@ bool ControlGroup::killed_for_memory() const {
   return false;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn

@@ -10,7 +10,7 @@
 #include "advice/profile.h"
 #include "tune/iteration_counter.h"
 
-namespace cairn::tools {
+namespace cairn {
 
 struct CommandOptions {
   /// The program, found in PATH, and its arguments.
@@ -48,4 +48,4 @@ struct MeasuredCommand {
 /// How many cores this process may run on.
 [[nodiscard]] int CountCores();
 
-}  // namespace cairn::tools
+}  // namespace cairn

@@ -1,4 +1,4 @@
-#include "tools/output_file.h"
+#include "advice/output_file.h"
 
 #include <fcntl.h>
 #include <stdio.h>  // NOLINT(modernize-deprecated-headers): rename
@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 
-namespace cairn::tools {
+namespace cairn {
 namespace {
 
 /// What is written first, and then renamed.
@@ -51,4 +51,4 @@ Status WriteOutputFile(const std::string& path, std::string_view text) {
   return status;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn

@@ -1,14 +1,13 @@
-#include "tools/profile_file.h"
+#include "advice/profile_file.h"
 
 #include <nlohmann/json.hpp>
 
+#include "advice/input_file.h"
+#include "advice/output_file.h"
 #include "base/json_text.h"
 #include "base/status_macros.h"
-#include "tools/input_file.h"
-#include "tools/output.h"
-#include "tools/output_file.h"
 
-namespace cairn::tools {
+namespace cairn {
 namespace {
 
 using nlohmann::json;
@@ -63,8 +62,9 @@ class Fields {
   void Refuse(const std::string& at, const std::string& expected, const json& found) {
     constexpr std::size_t kShown = 60;
     if (!status_.ok()) return;
-    status_ = Error(StatusCode::kInvalidArgument, "{}: expected {}, found {}", at.empty() ? "the file" : at, expected,
-                    found == "none" ? "none" : JsonLine(found).substr(0, kShown));
+    status_ =
+        Error(StatusCode::kInvalidArgument, "{}: expected {}, found {}", at.empty() ? "the file" : at, expected,
+              found == "none" ? "none" : found.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, kShown));
   }
 
  private:
@@ -159,4 +159,4 @@ Result<ProfileFile> ReadProfile(const std::string& path) {
   return file;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn

@@ -1,4 +1,4 @@
-#include "tools/measured_command.h"
+#include "advice/measured_command.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,12 +9,12 @@
 #include <regex>
 #include <string>
 
+#include "advice/control_group.h"
 #include "base/memory_limit.h"
 #include "support/checkpoint_writer.h"
 #include "testing/temp_dir.h"
-#include "tools/control_group.h"
 
-namespace cairn::tools {
+namespace cairn {
 namespace {
 
 using ::testing::AllOf;
@@ -242,4 +242,4 @@ TEST_F(GroupFilesTest, StandsBesideItsOwnInVersion2) {
 }
 
 }  // namespace
-}  // namespace cairn::tools
+}  // namespace cairn

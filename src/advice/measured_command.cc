@@ -1,4 +1,4 @@
-#include "tools/measured_command.h"
+#include "advice/measured_command.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -23,12 +23,12 @@
 #include <sstream>
 #include <thread>
 
+#include "advice/control_group.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "tools/control_group.h"
 
-namespace cairn::tools {
+namespace cairn {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -349,4 +349,4 @@ int CountCores() {
   return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn

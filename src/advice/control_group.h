@@ -8,7 +8,7 @@
 #include "base/unique_fd.h"
 #include "cairn/status.h"
 
-namespace cairn::tools {
+namespace cairn {
 
 /// The kernel takes no smaller quota: 1 ms in each period.
 constexpr double kLeastCores = 0.05;
@@ -59,4 +59,4 @@ class ControlGroup {
   std::vector<Folder> folders_;
 };
 
-}  // namespace cairn::tools
+}  // namespace cairn

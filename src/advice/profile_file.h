@@ -6,7 +6,7 @@
 
 #include "advice/profile.h"
 
-namespace cairn::tools {
+namespace cairn {
 
 /// profile.json: what `cairn profile` writes and `cairn tune --profile` reads.
 struct ProfileFile {
@@ -24,4 +24,4 @@ struct ProfileFile {
 /// InvalidArgument names the file, the field, the expected and the found value.
 [[nodiscard]] Result<ProfileFile> ReadProfile(const std::string& path);
 
-}  // namespace cairn::tools
+}  // namespace cairn

@@ -1,4 +1,4 @@
-#include "tools/input_file.h"
+#include "advice/input_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 
-namespace cairn::tools {
+namespace cairn {
 
 Result<std::string> ReadInputFile(const std::string& path, std::string_view what, std::size_t most) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -32,4 +32,4 @@ Result<std::string> ReadInputFile(const std::string& path, std::string_view what
   return text;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn

@@ -1,4 +1,4 @@
-#include "tools/output_file.h"
+#include "advice/output_file.h"
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include "support/checkpoint_writer.h"
 #include "testing/temp_dir.h"
 
-namespace cairn::tools {
+namespace cairn {
 namespace {
 
 using ::testing::HasSubstr;
@@ -56,4 +56,4 @@ TEST_F(OutputFileTest, LeavesNoDraftWhereItCannotWrite) {
 }
 
 }  // namespace
-}  // namespace cairn::tools
+}  // namespace cairn

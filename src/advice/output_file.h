@@ -5,7 +5,7 @@
 
 #include "cairn/status.h"
 
-namespace cairn::tools {
+namespace cairn {
 
 /// Whether WriteOutputFile could write there now. Commands that measure for long ask before they begin. Not in the
 /// place of a device or a pipe.
@@ -13,4 +13,4 @@ namespace cairn::tools {
 /// By a rename, so that there is never half of one.
 [[nodiscard]] Status WriteOutputFile(const std::string& path, std::string_view text);
 
-}  // namespace cairn::tools
+}  // namespace cairn
