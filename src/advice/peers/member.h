@@ -5,7 +5,7 @@
 
 #include "cairn/status.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 
 /// One rank of `cairn doctor --peers`.
 struct MemberOptions {
@@ -26,4 +26,4 @@ struct MemberOptions {
 /// all is done. Its error, if there is one, is the coordinator's.
 Status RunMember(const MemberOptions& options);
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

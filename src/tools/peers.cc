@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -13,21 +14,22 @@
 #include <utility>
 
 #include "advice/output_file.h"
+#include "advice/peers/coordinator.h"
+#include "advice/peers/member.h"
+#include "advice/peers/topology.h"
 #include "advice/place/topology.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "base/utf8.h"
 #include "tools/commands.h"
 #include "tools/output.h"
-#include "tools/peers/coordinator.h"
-#include "tools/peers/member.h"
-#include "tools/peers/topology.h"
 #include "tools/quantities.h"
 
 namespace cairn::tools {
 namespace {
 
 using nlohmann::json;
+using peers::PeersMeasured;
 using std::chrono::nanoseconds;
 
 /// A rank that answers does so sooner.
@@ -75,13 +77,13 @@ Result<std::string> FindDomain(const std::string& given, const std::string& host
 }
 
 struct Set {
-  MemberOptions rank;
-  Pace pace;
+  peers::MemberOptions rank;
+  peers::Pace pace;
 };
 
 Result<Set> ReadSet(const PeersOptions& options) {
   Set set;
-  MemberOptions& rank = set.rank;
+  peers::MemberOptions& rank = set.rank;
   CAIRN_ASSIGN_OR_RETURN(rank.world, Number("WORLD_SIZE", 2, static_cast<int>(kMostDevices)));
   CAIRN_ASSIGN_OR_RETURN(rank.rank, Number("RANK", 0, rank.world - 1));
   const char* const master = Find("MASTER_ADDR");
@@ -98,12 +100,12 @@ Result<Set> ReadSet(const PeersOptions& options) {
 }
 
 Result<PeersMeasured> LeadAndMeasure(const Set& set) {
-  Result<UniqueFd> listener = ListenAt(set.rank.port);
+  Result<UniqueFd> listener = peers::ListenAt(set.rank.port);
   if (!listener.ok()) {
     return Error(listener.status().code(), "rank 0: {}; --port, the same on all ranks, chooses another",
                  listener.status().message());
   }
-  Coordinator coordinator(set.rank.world, Lobby(std::move(*listener)), set.pace, set.rank.timeout);
+  peers::Coordinator coordinator(set.rank.world, peers::Lobby(std::move(*listener)), set.pace, set.rank.timeout);
   std::optional<Result<PeersMeasured>> measured;
   CAIRN_ASSIGN_OR_RETURN(std::thread leading, StartThread("cairn-peers", [&] { measured.emplace(coordinator.Run()); }));
   const Status own = RunMember(set.rank);
@@ -112,6 +114,48 @@ Result<PeersMeasured> LeadAndMeasure(const Set& set) {
   if (own.ok() || measured->status().message().starts_with(own.message())) return *std::move(measured);
   if (measured->ok()) return own;
   return Error(own.code(), "{}; on rank 0: {}", measured->status().message(), own.message());
+}
+
+/// Everything, both directions too.
+json ToJson(const PeersMeasured& measured) {
+  const std::vector<std::string> names = DeviceNames(measured.ranks);
+  json ranks = json::array();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    ranks.push_back(
+        {{"rank", i}, {"name", names[i]}, {"host", measured.ranks[i].host}, {"domain", measured.ranks[i].domain}});
+  }
+  json pairs = json::array();
+  for (const auto& [pair, link] : measured.pairs) {
+    pairs.push_back({{"from", pair.first},
+                     {"to", pair.second},
+                     {"delay_seconds", link.delay_seconds},
+                     {"bytes_per_second", link.there},
+                     {"bytes_per_second_back", link.back}});
+  }
+  return {{"ranks", ranks}, {"rounds", measured.rounds}, {"pairs", pairs}};
+}
+
+double Slower(const peers::PairMeasured& link) { return std::min(link.there, link.back); }
+
+/// A table, slowest pairs first.
+void Print(const PeersMeasured& measured) {
+  const std::vector<std::string> names = DeviceNames(measured.ranks);
+  std::vector<PeersMeasured::Pair> pairs = measured.pairs;
+  std::stable_sort(pairs.begin(), pairs.end(),
+                   [](const auto& a, const auto& b) { return Slower(a.link) < Slower(b.link); });
+  constexpr std::size_t kMostRows = 28;  // All pairs of 8 ranks.
+  const std::size_t shown = std::min(pairs.size(), kMostRows);
+  std::vector<std::vector<std::string>> rows{{"RANK", "AND RANK", "DELAY", "THERE", "BACK"}};
+  const auto name = [&](int rank) {
+    return fmt::format("{} {}", rank, Printable(names[static_cast<std::size_t>(rank)]));
+  };
+  for (std::size_t i = 0; i < shown; ++i) {
+    const auto& [ranks, link] = pairs[i];
+    rows.push_back({name(ranks.first), name(ranks.second), HumanSeconds(link.delay_seconds), HumanRate(link.there),
+                    HumanRate(link.back)});
+  }
+  PrintTable(rows);
+  if (shown < pairs.size()) fmt::print("and {} faster pairs\n", pairs.size() - shown);
 }
 
 Status Run(const PeersOptions& options) {

@@ -1,4 +1,4 @@
-#include "tools/peers/socket.h"
+#include "advice/peers/socket.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -19,7 +19,7 @@
 #include "base/json_text.h"
 #include "base/status_macros.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 namespace {
 
 using nlohmann::json;
@@ -248,4 +248,4 @@ Result<PeerSocket> ConnectTo(const std::string& host, int port, Deadline deadlin
   return last;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

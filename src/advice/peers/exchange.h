@@ -4,11 +4,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "advice/peers/lobby.h"
+#include "advice/peers/socket.h"
 #include "cairn/status.h"
-#include "tools/peers/lobby.h"
-#include "tools/peers/socket.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 
 /// What one rank measures with another.
 struct PairMeasured {
@@ -40,4 +40,4 @@ Result<PairMeasured> MeasurePair(const std::string& host, int port, const std::s
 /// Serves one exchange that another rank has begun. `hello` has the other's wishes.
 Status ServeExchange(Lobby::Guest guest);
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

@@ -1,10 +1,10 @@
+#include "advice/peers/rounds.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "tools/peers/rounds.h"
-
-namespace cairn::tools {
+namespace cairn::peers {
 namespace {
 
 /// `ranks` on each of `hosts`, the hosts in turn.
@@ -55,4 +55,4 @@ TEST(PeerRounds, AreAsFewAsPossibleWithOneRankOnEachHost) {
 }
 
 }  // namespace
-}  // namespace cairn::tools
+}  // namespace cairn::peers

@@ -12,7 +12,7 @@
 #include "cairn/options.h"
 #include "cairn/status.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 
 /// One end of a TCP connection between ranks. What they say is a JSON object on a line of its own. No call waits beyond
 /// its deadline. IoError where the other end is gone; DeadlineExceeded.
@@ -60,4 +60,4 @@ Result<int> PortOf(int listener);
 /// it. The messages begin with "connecting to HOST:PORT".
 Result<PeerSocket> ConnectTo(const std::string& host, int port, Deadline deadline);
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

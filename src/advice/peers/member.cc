@@ -1,4 +1,4 @@
-#include "tools/peers/member.h"
+#include "advice/peers/member.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "advice/peers/exchange.h"
+#include "advice/peers/lobby.h"
+#include "advice/peers/socket.h"
+#include "base/human.h"
 #include "base/status_macros.h"
-#include "tools/output.h"
-#include "tools/peers/exchange.h"
-#include "tools/peers/lobby.h"
-#include "tools/peers/socket.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 namespace {
 
 using nlohmann::json;
@@ -143,4 +143,4 @@ Status RunMember(const MemberOptions& options) {
   return Member(options, Lobby(std::move(listener)), std::move(control)).Run(port);
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

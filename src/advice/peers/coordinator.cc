@@ -1,4 +1,4 @@
-#include "tools/peers/coordinator.h"
+#include "advice/peers/coordinator.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,11 +7,11 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "base/uuid.h"
-#include "tools/output.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 namespace {
 
 using nlohmann::json;
@@ -193,8 +193,9 @@ Result<PeersMeasured> Coordinator::Lead() {
   }
   const std::vector<Round> rounds = MakeRounds(hosts);
   measured.rounds = rounds.size();
-  fmt::print(stderr, "cairn: all {} ranks are here; {} of at most {:g} s follow\n", members_.size(),
-             Count(rounds.size(), "round"), std::chrono::duration<double>(LongestMeasurement(pace_)).count());
+  fmt::print(stderr, "cairn: all {} ranks are here; {} round{} of at most {:g} s follow\n", members_.size(),
+             rounds.size(), rounds.size() == 1 ? "" : "s",
+             std::chrono::duration<double>(LongestMeasurement(pace_)).count());
   for (const Round& round : rounds) {
     CAIRN_ASSIGN_OR_RETURN(const std::vector<PeersMeasured::Pair> pairs, Play(round));
     measured.pairs.insert(measured.pairs.end(), pairs.begin(), pairs.end());
@@ -213,4 +214,4 @@ Result<PeersMeasured> Coordinator::Run() {
   return measured;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

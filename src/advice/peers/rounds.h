@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-namespace cairn::tools {
+namespace cairn::peers {
 
 /// Two ranks, the lower one first.
 using RankPair = std::pair<int, int>;
@@ -17,4 +17,4 @@ using Round = std::vector<RankPair>;
 /// or n if n is odd.
 [[nodiscard]] std::vector<Round> MakeRounds(const std::vector<std::string>& hosts);
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

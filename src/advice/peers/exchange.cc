@@ -1,4 +1,4 @@
-#include "tools/peers/exchange.h"
+#include "advice/peers/exchange.h"
 
 #include <poll.h>
 
@@ -11,7 +11,7 @@
 
 #include "base/status_macros.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 namespace {
 
 using nlohmann::json;
@@ -58,7 +58,7 @@ Result<json> Stream(PeerSocket& socket, Deadline deadline) {
 ///
 /// The median of the time's parts, or the mean if that is higher: a busy host that stalls for a moment is not the
 /// network.
-Result<double> Count(PeerSocket& socket, nanoseconds warm_up, const Pace& pace) {
+Result<double> CountBytes(PeerSocket& socket, nanoseconds warm_up, const Pace& pace) {
   std::vector<char> block(kBlock);
   const Clock::time_point begin = Clock::now();
   Clock::time_point counted_from;
@@ -163,7 +163,7 @@ Result<PairMeasured> MeasurePair(const std::string& host, int port, const std::s
   measured.there = NumberOf(counted, "bytes_per_second", kMostRate);
   if (measured.there <= 0) return Status(StatusCode::kInvalidArgument, "has counted no bytes");
   CAIRN_ASSIGN_OR_RETURN(PeerSocket back, begin("stream", warm_up));
-  CAIRN_ASSIGN_OR_RETURN(measured.back, Count(back, warm_up, pace));
+  CAIRN_ASSIGN_OR_RETURN(measured.back, CountBytes(back, warm_up, pace));
   return measured;
 }
 
@@ -176,8 +176,8 @@ Status ServeExchange(Lobby::Guest guest) {
   }
   CAIRN_RETURN_IF_ERROR(guest.socket.Say({{"ready", true}}, Deadline::In(pace.patience)));
   if (exchange == "echo") return Echo(guest.socket, Deadline::In(pace.patience + kTripsTime));
-  if (exchange == "count") return Count(guest.socket, FromSeconds(warm_up), pace).status();
+  if (exchange == "count") return CountBytes(guest.socket, FromSeconds(warm_up), pace).status();
   return Stream(guest.socket, Deadline::In(StreamTime(pace))).status();
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "advice/peers/exchange.h"
+#include "advice/peers/lobby.h"
+#include "advice/peers/rounds.h"
+#include "advice/peers/socket.h"
 #include "cairn/status.h"
-#include "tools/peers/exchange.h"
-#include "tools/peers/lobby.h"
-#include "tools/peers/rounds.h"
-#include "tools/peers/socket.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 
 struct PeersMeasured {
   struct Rank {
@@ -78,4 +78,4 @@ class Coordinator {
   std::vector<std::optional<Member>> members_;
 };
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

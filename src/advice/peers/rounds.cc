@@ -1,10 +1,10 @@
-#include "tools/peers/rounds.h"
+#include "advice/peers/rounds.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <map>
 
-namespace cairn::tools {
+namespace cairn::peers {
 namespace {
 
 using Ranks = std::vector<int>;
@@ -73,4 +73,4 @@ std::vector<Round> MakeRounds(const std::vector<std::string>& hosts) {
   return rounds;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include "advice/peers/socket.h"
 #include "cairn/options.h"
-#include "tools/peers/socket.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 
 /// What every connection begins with: an object that has these, and members of its own.
 [[nodiscard]] nlohmann::json Hello();
@@ -55,4 +55,4 @@ class Lobby {
   std::vector<Stranger> strangers_;
 };
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers

@@ -1,4 +1,4 @@
-#include "tools/peers/lobby.h"
+#include "advice/peers/lobby.h"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -12,10 +12,10 @@
 #include <optional>
 #include <utility>
 
+#include "base/human.h"
 #include "base/status_macros.h"
-#include "tools/output.h"
 
-namespace cairn::tools {
+namespace cairn::peers {
 namespace {
 
 using nlohmann::json;
@@ -114,4 +114,4 @@ Result<std::vector<Lobby::Guest>> Lobby::Greet() {
   return guests;
 }
 
-}  // namespace cairn::tools
+}  // namespace cairn::peers
