@@ -48,7 +48,7 @@ struct RankRecords {
   Spans spans;
 };
 /// [stage][rank of the stage], by number.
-using Stages = std::vector<std::vector<RankRecords>>;
+using StageRecords = std::vector<std::vector<RankRecords>>;
 
 std::vector<std::string_view> Split(std::string_view line) {
   std::vector<std::string_view> cells;
@@ -172,7 +172,7 @@ class Reader {
   bool has_rank_ = false;
 };
 
-Result<Stages> ReadStages(const std::vector<InstructionFile>& files) {
+Result<StageRecords> ReadStages(const std::vector<InstructionFile>& files) {
   std::map<std::uint64_t, RankRecords> ranks;
   for (const InstructionFile& file : files) {
     CAIRN_ASSIGN_OR_RETURN(RankRecords records, Reader(file).Read());
@@ -184,7 +184,7 @@ Result<Stages> ReadStages(const std::vector<InstructionFile>& files) {
   }
   std::map<std::uint64_t, std::vector<RankRecords>> by_stage;
   for (auto& [rank, records] : ranks) by_stage[records.stage].push_back(std::move(records));
-  Stages stages;
+  StageRecords stages;
   for (auto& [stage, group] : by_stage) {
     if (stage != stages.size()) {
       return Error(StatusCode::kInvalidArgument, "stage {}: expected the records of its ranks, found none",
@@ -202,7 +202,7 @@ struct Extent {
   std::size_t micro_batches = 0;
 };
 
-Result<Extent> FindExtent(const Stages& stages) {
+Result<Extent> FindExtent(const StageRecords& stages) {
   Extent extent;
   std::set<std::uint64_t> micro_batches;
   for (const auto& [key, span] : stages[0][0].spans) {
@@ -270,7 +270,7 @@ Status AddMessages(const RankRecords& from, const RankRecords& to, Kind sent, Ki
 }
 
 /// Of each edge between stages; empty if there are no messages at all.
-Result<std::vector<double>> SendSeconds(const Stages& stages) {
+Result<std::vector<double>> SendSeconds(const StageRecords& stages) {
   std::vector<double> send;
   std::size_t without = 0;
   for (std::size_t edge = 0; edge + 1 < stages.size(); ++edge) {
@@ -292,7 +292,7 @@ Result<std::vector<double>> SendSeconds(const Stages& stages) {
   return send;
 }
 
-double IterationSeconds(const Stages& stages) {
+double IterationSeconds(const StageRecords& stages) {
   std::map<std::uint64_t, double> longest;
   for (const std::vector<RankRecords>& stage : stages) {
     for (const RankRecords& rank : stage) {
@@ -313,7 +313,7 @@ double IterationSeconds(const Stages& stages) {
 }  // namespace
 
 Result<RecordedPipeline> ReadInstructions(const std::vector<InstructionFile>& files) {
-  CAIRN_ASSIGN_OR_RETURN(const Stages stages, ReadStages(files));
+  CAIRN_ASSIGN_OR_RETURN(const StageRecords stages, ReadStages(files));
   CAIRN_ASSIGN_OR_RETURN(const Extent extent, FindExtent(stages));
   RecordedPipeline out{.steps = extent.steps.size(), .seconds = IterationSeconds(stages)};
   CAIRN_ASSIGN_OR_RETURN(out.times.send, SendSeconds(stages));

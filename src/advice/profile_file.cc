@@ -1,10 +1,11 @@
 #include "advice/profile_file.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "advice/input_file.h"
+#include "advice/json_field.h"
 #include "advice/output_file.h"
-#include "base/json_text.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -13,6 +14,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVersion = 1;
+/// Of a profile.
+constexpr std::size_t kMostProfileBytes = 16U << 20;
 
 json SampleToJson(const Profile& profile, const ProfileSample& sample) {
   json out = {{"cores", sample.budget.cores},
@@ -23,91 +26,47 @@ json SampleToJson(const Profile& profile, const ProfileSample& sample) {
   return out;
 }
 
-/// Reads members of objects; the first problem stays.
-class Fields {
- public:
-  [[nodiscard]] const Status& status() const { return status_; }
-  const json& Get(const json& object, const std::string& at, const char* name) {
-    static const json kNone;
-    if (!object.is_object()) return Refuse(at, "an object", object), kNone;
-    const auto found = object.find(name);
-    if (found == object.end()) return Refuse(Path(at, name), "a value", "none"), kNone;
-    return *found;
-  }
-  double Number(const json& object, const std::string& at, const char* name) {
-    const json& value = Get(object, at, name);
-    if (value.is_number()) return value.get<double>();
-    Refuse(Path(at, name), "a number", value);
-    return 0;
-  }
-  std::uint64_t Bytes(const json& object, const std::string& at, const char* name) {
-    const json& value = Get(object, at, name);
-    if (value.is_number_unsigned()) return value.get<std::uint64_t>();
-    Refuse(Path(at, name), "a whole number of bytes", value);
-    return 0;
-  }
-  std::string Text(const json& object, const std::string& at, const char* name) {
-    const json& value = Get(object, at, name);
-    if (value.is_string()) return value.get<std::string>();
-    Refuse(Path(at, name), "a text", value);
-    return {};
-  }
-  const json& List(const json& object, const std::string& at, const char* name) {
-    static const json kEmpty = json::array();
-    const json& value = Get(object, at, name);
-    if (value.is_array()) return value;
-    Refuse(Path(at, name), "a list", value);
-    return kEmpty;
-  }
-  void Refuse(const std::string& at, const std::string& expected, const json& found) {
-    constexpr std::size_t kShown = 60;
-    if (!status_.ok()) return;
-    status_ =
-        Error(StatusCode::kInvalidArgument, "{}: expected {}, found {}", at.empty() ? "the file" : at, expected,
-              found == "none" ? "none" : found.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, kShown));
-  }
+Result<ProfileSample> ReadSample(const JsonField& field) {
+  CAIRN_RETURN_IF_ERROR(field.CheckObject());
+  ProfileSample sample;
+  CAIRN_ASSIGN_OR_RETURN(sample.budget.cores, field.At("cores").Number());
+  CAIRN_ASSIGN_OR_RETURN(sample.budget.memory_bytes, field.At("memory_bytes").Whole(0));
+  CAIRN_ASSIGN_OR_RETURN(sample.throughput, field.At("throughput").Number());
+  if (!field.Has("failure")) return sample;
+  CAIRN_ASSIGN_OR_RETURN(sample.failure, field.At("failure").Text());
+  return sample;
+}
 
- private:
-  static std::string Path(const std::string& at, const char* name) { return at.empty() ? name : at + "." + name; }
-  Status status_;
-};
-
-std::vector<ProfileSample> ReadSamples(Fields& fields, const json& root, const char* name) {
+Result<std::vector<ProfileSample>> ReadSamples(const JsonField& list) {
+  CAIRN_RETURN_IF_ERROR(list.CheckArray(0, kMostProfileBytes, "samples"));
   std::vector<ProfileSample> samples;
-  const json& list = fields.List(root, "", name);
   for (std::size_t i = 0; i < list.size(); ++i) {
-    const std::string at = fmt::format("{}[{}]", name, i);
-    ProfileSample sample{.budget = {.cores = fields.Number(list[i], at, "cores"),
-                                    .memory_bytes = fields.Bytes(list[i], at, "memory_bytes")},
-                         .throughput = fields.Number(list[i], at, "throughput"),
-                         .failure = {}};
-    if (list[i].is_object() && list[i].contains("failure")) sample.failure = fields.Text(list[i], at, "failure");
+    CAIRN_ASSIGN_OR_RETURN(ProfileSample sample, ReadSample(list.At(i)));
     samples.push_back(std::move(sample));
   }
   return samples;
 }
 
-Result<ProfileFile> Parse(const json& root) {
-  Fields fields;
+Result<ProfileFile> ReadRoot(const JsonField& root) {
+  CAIRN_RETURN_IF_ERROR(root.CheckObject());
+  CAIRN_RETURN_IF_ERROR(root.At("version").Whole(kVersion, kVersion).status());
   ProfileFile file;
-  const double version = fields.Number(root, "", "version");
-  if (fields.status().ok() && version != kVersion) fields.Refuse("version", fmt::to_string(kVersion), root["version"]);
-  const json& full = fields.Get(root, "", "full");
   Profile& profile = file.profile;
-  profile.full.cores = fields.Number(full, "full", "cores");
-  profile.full.memory_bytes = fields.Bytes(full, "full", "memory_bytes");
-  profile.peak_bytes = fields.Bytes(full, "full", "peak_bytes");
-  profile.tolerance = fields.Number(root, "", "tolerance");
-  profile.samples = ReadSamples(fields, root, "samples");
-  file.checks = ReadSamples(fields, root, "checks");
-  file.memory_note = fields.Text(root, "", "memory_note");
-  const json& command = fields.List(root, "", "command");
+  const JsonField full = root.At("full");
+  CAIRN_RETURN_IF_ERROR(full.CheckObject());
+  CAIRN_ASSIGN_OR_RETURN(profile.full.cores, full.At("cores").Number());
+  CAIRN_ASSIGN_OR_RETURN(profile.full.memory_bytes, full.At("memory_bytes").Whole(0));
+  CAIRN_ASSIGN_OR_RETURN(profile.peak_bytes, full.At("peak_bytes").Whole(0));
+  CAIRN_ASSIGN_OR_RETURN(profile.tolerance, root.At("tolerance").Number());
+  CAIRN_ASSIGN_OR_RETURN(profile.samples, ReadSamples(root.At("samples")));
+  CAIRN_ASSIGN_OR_RETURN(file.checks, ReadSamples(root.At("checks")));
+  CAIRN_ASSIGN_OR_RETURN(file.memory_note, root.At("memory_note").Text());
+  const JsonField command = root.At("command");
+  CAIRN_RETURN_IF_ERROR(command.CheckArray(0, kMostProfileBytes, "texts"));
   for (std::size_t i = 0; i < command.size(); ++i) {
-    if (!command[i].is_string()) fields.Refuse(fmt::format("command[{}]", i), "a text", command[i]);
-    if (fields.status().ok()) file.command.push_back(command[i].get<std::string>());
+    CAIRN_ASSIGN_OR_RETURN(std::string word, command.At(i).Text());
+    file.command.push_back(std::move(word));
   }
-  CAIRN_RETURN_IF_ERROR(fields.status());
-  CAIRN_RETURN_IF_ERROR(CheckProfile(profile));
   return file;
 }
 
@@ -146,16 +105,11 @@ Status WriteProfile(const std::string& path, const ProfileFile& file) {
 }
 
 Result<ProfileFile> ReadProfile(const std::string& path) {
-  constexpr std::size_t kMostBytes = 16U << 20;
-  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(path, "a profile", kMostBytes));
-  if (IsNestedTooDeeply(text)) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", path,
-                 kMostJsonLevels);
-  }
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (root.is_discarded()) return Error(StatusCode::kInvalidArgument, "{}: expected JSON, found something else", path);
-  Result<ProfileFile> file = Parse(root);
-  if (!file.ok()) return Status(file.status().code(), fmt::format("{}: {}", path, file.status().message()));
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(path, "a profile", kMostProfileBytes));
+  CAIRN_ASSIGN_OR_RETURN(const json document, ParseJson(text, path));
+  CAIRN_ASSIGN_OR_RETURN(ProfileFile file, ReadRoot(JsonField(document, path)));
+  const Status checked = CheckProfile(file.profile);
+  if (!checked.ok()) return Error(checked.code(), "{}: {}", path, checked.message());
   return file;
 }
 

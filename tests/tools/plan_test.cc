@@ -110,25 +110,25 @@ TEST_F(PlanCommandTest, RefusesModelsByFileAndMember) {
   };
   ExpectRefused("{", ": expected JSON");
   ExpectRefused(json::array(), ": expected an object, found []");
-  ExpectRefused({{"gpt", {{"layers", 2}}}}, ": gpt: hidden: expected an integer from 1 to 16777216, found none");
-  ExpectRefused({{"gpt", {{"layer", 2}}}}, ": gpt: unknown member \"layer\"");
-  ExpectRefused({{"layers", 2}}, ": tensors: expected a list of tensors, or \"gpt\", found none");
+  ExpectRefused({{"gpt", {{"layers", 2}}}}, ": gpt.hidden: expected a whole number from 1 to 16777216, found nothing");
+  ExpectRefused({{"gpt", {{"layer", 2}}}}, ": gpt.layer: unknown; expected feed_forward, heads");
+  ExpectRefused({{"layers", 2}}, ": tensors: expected a list of tensors, or \"gpt\", found nothing");
   ExpectRefused(changed("dtype", "F31"),
-                ": tensors[0]: dtype: expected a dtype such as \"BF16\" or \"F32\", found \"F31\"");
-  ExpectRefused(changed("shape", {4, -1}), ": tensors[0]: shape: expected a list of integers");
-  ExpectRefused(changed("on", "middle"), ": tensors[0]: on: expected \"layers\"");
-  ExpectRefused(changed("on", "first"), ": tensors[0]: name: expected no {layer} in it");
-  ExpectRefused(changed("cut", 2), ": tensors[0]: cut: expected an integer from 0 to 1, found 2");
+                ": tensors[0].dtype: expected a dtype such as \"BF16\" or \"F32\", found \"F31\"");
+  ExpectRefused(changed("shape", {4, -1}), ": tensors[0].shape[1]: expected a whole number");
+  ExpectRefused(changed("on", "middle"), ": tensors[0].on: expected \"layers\"");
+  ExpectRefused(changed("on", "first"), ": tensors[0].name: expected no {layer} in it");
+  ExpectRefused(changed("cut", 2), ": tensors[0].cut: expected a whole number from 0 to 1, found 2");
   json twice = tensors_;
   twice["tensors"][1] = twice["tensors"][0];
   ExpectRefused(twice, ": tensors[1]: \"layer.0.weight\" is there twice");
   json same_name = tensors_;
   same_name["tensors"][1]["name"] = "layer.1.weight";
   ExpectRefused(same_name, ": tensors[1]: \"layer.1.weight\" is there twice");
-  ExpectRefused(changed("name", "{layer}.padding-to-8"), ": tensors[0]: name: expected none that padding has");
-  ExpectRefused(R"({"layers": 1, "layers": 2, "tensors": []})", ": member \"layers\" is there twice");
-  EXPECT_THAT(Plan(directory_ / "none.json", "1,1,1", "1,1,1").err, HasSubstr("none.json: cannot be read"));
-  EXPECT_THAT(Plan(directory_.path(), "1,1,1", "1,1,1").err, HasSubstr("cannot be read"));
+  ExpectRefused(changed("name", "{layer}.padding-to-8"), ": tensors[0].name: expected none that padding has");
+  ExpectRefused(R"({"layers": 1, "layers": 2, "tensors": []})", ": the member \"layers\" is there twice");
+  EXPECT_THAT(Plan(directory_ / "none.json", "1,1,1", "1,1,1").err, HasSubstr("none.json: No such file or directory"));
+  EXPECT_THAT(Plan(directory_.path(), "1,1,1", "1,1,1").err, HasSubstr("Is a directory"));
 }
 
 TEST_F(PlanCommandTest, RefusesModelsThatNoShardCanHold) {

@@ -349,16 +349,16 @@ TEST_F(TuneByProfileTest, NamesTheFieldOfABrokenProfile) {
     EXPECT_THAT(ran.err, HasSubstr(out_ + ": " + why));
   };
   refused([](json& p) { p["version"] = 2; }, "version: expected 1, found 2");
-  refused([](json& p) { p.erase("version"); }, "version: expected a value, found none");
-  refused([](json& p) { p = json::array(); }, "the file: expected an object, found []");
+  refused([](json& p) { p.erase("version"); }, "version: expected 1, found nothing");
+  refused([](json& p) { p = json::array(); }, "expected an object, found []");
   refused([](json& p) { p["full"] = 8; }, "full: expected an object, found 8");
   refused([](json& p) { p["full"]["cores"] = "many"; }, "full.cores: expected a number, found \"many\"");
   refused([](json& p) { p["full"]["memory_bytes"] = -1; },
-          "full.memory_bytes: expected a whole number of bytes, found -1");
+          "full.memory_bytes: expected a whole number from 0 to 18446744073709551615, found -1");
   refused([](json& p) { p["tolerance"] = 2; }, "tolerance: expected a share");
-  refused([](json& p) { p["samples"] = 1; }, "samples: expected a list, found 1");
+  refused([](json& p) { p["samples"] = 1; }, "samples: expected a list of samples, found 1");
   refused([](json& p) { p["samples"] = json::array(); }, "samples: expected at least the whole budget");
-  refused([](json& p) { p["samples"][1].erase("cores"); }, "samples[1].cores: expected a value, found none");
+  refused([](json& p) { p["samples"][1].erase("cores"); }, "samples[1].cores: expected a number, found nothing");
   refused([](json& p) { p["samples"][2]["throughput"] = nullptr; },
           "samples[2].throughput: expected a number, found null");
   refused([](json& p) { p["samples"][2]["throughput"] = -1; },

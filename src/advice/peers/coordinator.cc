@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr double kMostDelay = 1e6;
-// Less than TextOf takes: half of a character becomes the three bytes of U+FFFD.
+// Less than a line takes: half of a character becomes the three bytes of U+FFFD.
 constexpr std::size_t kMostError = 1000;
 
 bool IsLoopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
@@ -34,20 +34,18 @@ Status Coordinator::Say(int rank, const json& message) {
 }
 
 Status Coordinator::Admit(Lobby::Guest& guest) {
-  const int world = static_cast<int>(members_.size());
-  const int theirs = WholeOf(guest.hello, "world", std::numeric_limits<int>::max());
-  const int rank = WholeOf(guest.hello, "rank", world - 1);
-  const int port = WholeOf(guest.hello, "port", kMostPort);
-  std::string host = TextOf(guest.hello, "host");
-  std::string domain = TextOf(guest.hello, "domain");
+  const std::size_t world = members_.size();
+  const JsonField hello(guest.hello, "its hello");
+  CAIRN_ASSIGN_OR_RETURN(std::string host, hello.At("host").Name());
+  CAIRN_ASSIGN_OR_RETURN(std::string domain, hello.At("domain").Name());
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t theirs, hello.At("world").Whole(0));
   if (theirs != world) {
     return Error(StatusCode::kInvalidArgument, "{}: expected WORLD_SIZE {}, as on rank 0, found {}", Printable(host),
                  world, theirs);
   }
-  if (rank < 0 || port <= 0 || host.empty() || domain.empty()) {
-    return {StatusCode::kInvalidArgument, "expected a rank, found something else"};
-  }
-  std::optional<Member>& place = members_[static_cast<std::size_t>(rank)];
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t rank, hello.At("rank").Whole(0, world - 1));
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t port, hello.At("port").Whole(1, kMostPort));
+  std::optional<Member>& place = members_[rank];
   if (place) {
     return Error(StatusCode::kAlreadyExists, "{}: RANK {} is taken by a process on {}", Printable(host), rank,
                  Printable(place->who.host));
@@ -56,7 +54,7 @@ Status Coordinator::Admit(Lobby::Guest& guest) {
   place.emplace(Member{.socket = std::move(guest.socket),
                        .who = {.host = std::move(host), .domain = std::move(domain)},
                        .address = IsLoopback(address) ? "" : address,
-                       .port = port});
+                       .port = static_cast<int>(port)});
   return Status::Ok();
 }
 
@@ -133,9 +131,8 @@ Result<std::vector<json>> Coordinator::Answers(const std::vector<int>& ranks, De
         if (!message->is_object() || place == nullptr || !place->is_null()) {
           return Named(rank, {StatusCode::kInvalidArgument, "says what is not understood"});
         }
-        if (const std::string error = TextOf(*message, "error"); !error.empty()) {
-          return Status(StatusCode::kIoError, Printable(error));
-        }
+        const Result<std::string> error = JsonField(*message, "its answer").At("error").Name();
+        if (error.ok()) return Status(StatusCode::kIoError, Printable(*error));
         *place = *std::move(message);
         --missing;
       }
@@ -171,12 +168,11 @@ Result<std::vector<PeersMeasured::Pair>> Coordinator::Play(const Round& round) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<json> answers, Answers(measuring, deadline));
   std::vector<PeersMeasured::Pair> pairs;
   for (std::size_t i = 0; i < round.size(); ++i) {
-    const PairMeasured link{.delay_seconds = NumberOf(answers[i], "delay_seconds", kMostDelay),
-                            .there = NumberOf(answers[i], "there", kMostRate),
-                            .back = NumberOf(answers[i], "back", kMostRate)};
-    if (link.delay_seconds < 0 || link.there <= 0 || link.back <= 0) {
-      return Named(round[i].first, {StatusCode::kInvalidArgument, "reports no rates"});
-    }
+    const JsonField answer(answers[i], Name(round[i].first) + " says");
+    PairMeasured link;
+    CAIRN_ASSIGN_OR_RETURN(link.delay_seconds, answer.At("delay_seconds").Number(0, kMostDelay));
+    CAIRN_ASSIGN_OR_RETURN(link.there, answer.At("there").Number(kLeastNumber, kMostRate));
+    CAIRN_ASSIGN_OR_RETURN(link.back, answer.At("back").Number(kLeastNumber, kMostRate));
     pairs.push_back({.ranks = round[i], .link = link});
   }
   return pairs;

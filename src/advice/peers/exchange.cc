@@ -133,11 +133,10 @@ json ToJson(const Pace& pace) {
   return {{"rate_seconds", ToSeconds(pace.rate_time)}, {"patience_seconds", ToSeconds(pace.patience)}};
 }
 
-Result<Pace> PaceOf(const json& message) {
-  const double rate = NumberOf(message, "rate_seconds", kMostSeconds);
-  const double patience = NumberOf(message, "patience_seconds", kMostSeconds);
-  if (rate > 0 && patience > 0) return Pace{.rate_time = FromSeconds(rate), .patience = FromSeconds(patience)};
-  return Status(StatusCode::kInvalidArgument, "expected how long to measure, found none");
+Result<Pace> PaceOf(const JsonField& message) {
+  CAIRN_ASSIGN_OR_RETURN(const double rate, message.At("rate_seconds").Number(kLeastNumber, kMostSeconds));
+  CAIRN_ASSIGN_OR_RETURN(const double patience, message.At("patience_seconds").Number(kLeastNumber, kMostSeconds));
+  return Pace{.rate_time = FromSeconds(rate), .patience = FromSeconds(patience)};
 }
 
 nanoseconds LongestMeasurement(const Pace& pace) { return 2 * (pace.patience + kMostWarmUp + pace.rate_time); }
@@ -160,19 +159,20 @@ Result<PairMeasured> MeasurePair(const std::string& host, int port, const std::s
   }
   CAIRN_ASSIGN_OR_RETURN(PeerSocket there, begin("count", warm_up));
   CAIRN_ASSIGN_OR_RETURN(const json counted, Stream(there, Earlier(Deadline::In(StreamTime(pace)), end)));
-  measured.there = NumberOf(counted, "bytes_per_second", kMostRate);
-  if (measured.there <= 0) return Status(StatusCode::kInvalidArgument, "has counted no bytes");
+  const JsonField count(counted, "its count");
+  CAIRN_ASSIGN_OR_RETURN(measured.there, count.At("bytes_per_second").Number(kLeastNumber, kMostRate));
   CAIRN_ASSIGN_OR_RETURN(PeerSocket back, begin("stream", warm_up));
   CAIRN_ASSIGN_OR_RETURN(measured.back, CountBytes(back, warm_up, pace));
   return measured;
 }
 
 Status ServeExchange(Lobby::Guest guest) {
-  CAIRN_ASSIGN_OR_RETURN(const Pace pace, PaceOf(guest.hello));
-  const double warm_up = NumberOf(guest.hello, "warm_up_seconds", ToSeconds(kMostWarmUp));
-  const std::string exchange = TextOf(guest.hello, "exchange");
-  if (warm_up < 0 || (exchange != "echo" && exchange != "count" && exchange != "stream")) {
-    return {StatusCode::kInvalidArgument, "expected an exchange, found something else"};
+  const JsonField hello(guest.hello, "its hello");
+  CAIRN_ASSIGN_OR_RETURN(const Pace pace, PaceOf(hello));
+  CAIRN_ASSIGN_OR_RETURN(const double warm_up, hello.At("warm_up_seconds").Number(0, ToSeconds(kMostWarmUp)));
+  CAIRN_ASSIGN_OR_RETURN(const std::string exchange, hello.At("exchange").Name());
+  if (exchange != "echo" && exchange != "count" && exchange != "stream") {
+    return hello.At("exchange").Expected("echo, count or stream");
   }
   CAIRN_RETURN_IF_ERROR(guest.socket.Say({{"ready", true}}, Deadline::In(pace.patience)));
   if (exchange == "echo") return Echo(guest.socket, Deadline::In(pace.patience + kTripsTime));

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "advice/json_field.h"
 #include "advice/peers/lobby.h"
 #include "advice/peers/socket.h"
 #include "cairn/status.h"
@@ -28,7 +29,7 @@ struct Pace {
 };
 [[nodiscard]] nlohmann::json ToJson(const Pace& pace);
 /// InvalidArgument if the message has none, or none that makes sense.
-Result<Pace> PaceOf(const nlohmann::json& message);
+Result<Pace> PaceOf(const JsonField& message);
 
 /// A measurement ends within this time, if only by an error.
 [[nodiscard]] std::chrono::nanoseconds LongestMeasurement(const Pace& pace);

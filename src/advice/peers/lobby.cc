@@ -24,12 +24,12 @@ constexpr const char* kProtocol = "cairn doctor --peers";
 constexpr int kVersion = 1;
 /// How long one may say nothing.
 constexpr std::chrono::seconds kPatience{5};
-constexpr std::size_t kMostText = 1024;
 
 /// Why this is no hello; nothing if it is one.
 std::string_view Fault(const json& hello) {
-  if (!hello.is_object() || TextOf(hello, "protocol") != kProtocol) return "it is no rank of cairn doctor --peers";
-  if (WholeOf(hello, "version", kVersion) != kVersion) return "its cairn is of another version";
+  if (!hello.is_object() || hello.value("protocol", json()) != kProtocol)
+    return "it is no rank of cairn doctor --peers";
+  if (hello.value("version", json()) != kVersion) return "its cairn is of another version";
   return {};
 }
 
@@ -43,27 +43,6 @@ std::size_t MostStrangers() {
 }  // namespace
 
 json Hello() { return {{"protocol", kProtocol}, {"version", kVersion}}; }
-
-std::string TextOf(const json& message, const char* name) {
-  const auto found = message.find(name);
-  if (found == message.end() || !found->is_string()) return {};
-  std::string text = found->get<std::string>();
-  return text.size() <= kMostText ? text : std::string();
-}
-
-double NumberOf(const json& message, const char* name, double most) {
-  const auto found = message.find(name);
-  if (found == message.end() || !found->is_number()) return -1;
-  const double number = found->get<double>();
-  return number >= 0 && number <= most ? number : -1;
-}
-
-int WholeOf(const json& message, const char* name, int most) {
-  const auto found = message.find(name);
-  if (found == message.end() || !found->is_number_unsigned()) return -1;
-  const std::uint64_t number = found->get<std::uint64_t>();
-  return number <= static_cast<std::uint64_t>(most) ? static_cast<int>(number) : -1;
-}
 
 std::string RankName(int rank, const std::string& host) { return fmt::format("rank {} ({})", rank, Printable(host)); }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -13,13 +14,11 @@ namespace cairn::peers {
 /// What every connection begins with: an object that has these, and members of its own.
 [[nodiscard]] nlohmann::json Hello();
 
-/// Members of a message that came over the network. Empty, or -1, if it lacks them or has them of another type or size.
-[[nodiscard]] std::string TextOf(const nlohmann::json& message, const char* name);
-[[nodiscard]] double NumberOf(const nlohmann::json& message, const char* name, double most);
-[[nodiscard]] int WholeOf(const nlohmann::json& message, const char* name, int most);
 /// The most that a port, and a rate in bytes per second, may be.
-inline constexpr int kMostPort = 65535;
+inline constexpr std::uint64_t kMostPort = 65535;
 inline constexpr double kMostRate = 1e15;
+/// The least that a measured rate or a time may be.
+inline constexpr double kLeastNumber = 1e-9;
 
 /// "rank 3 (node7)".
 [[nodiscard]] std::string RankName(int rank, const std::string& host);

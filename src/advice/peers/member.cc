@@ -61,38 +61,34 @@ class Member {
 
   Status Obey(const json& message) {
     if (!message.is_object()) return OfCoordinator({StatusCode::kInvalidArgument, "says what is not understood"});
-    if (const std::string error = TextOf(message, "error"); !error.empty()) {
-      return {StatusCode::kIoError, Printable(error)};
-    }
-    if (message.contains("done")) {
+    const JsonField said(message, fmt::format("rank 0 ({}:{}) says", options_.master, options_.port));
+    if (const auto error = said.At("error").Name(); error.ok()) return {StatusCode::kIoError, Printable(*error)};
+    if (said.Has("done")) {
       done_ = true;
       return Status::Ok();
     }
-    if (const std::string token = TextOf(message, "token"); !token.empty()) {
-      token_ = token;
+    if (const auto token = said.At("token").Name(); token.ok()) {
+      token_ = *token;
       deadline_ = Deadline::In(options_.timeout + options_.patience);
       return Say({{"ready", true}});
     }
-    const double limit = NumberOf(message, "limit_seconds", kLongestRound);
-    if (limit < 0) return OfCoordinator({StatusCode::kInvalidArgument, "says what is not understood"});
+    CAIRN_ASSIGN_OR_RETURN(const double limit, said.At("limit_seconds").Number(0, kLongestRound));
     deadline_ = Deadline::In(2 * options_.patience + std::chrono::duration_cast<std::chrono::nanoseconds>(
                                                          std::chrono::duration<double>(limit)));
-    return message.contains("with") ? Measure(message.at("with")) : Status::Ok();
+    return said.Has("with") ? Measure(said.At("with")) : Status::Ok();
   }
 
-  Status Measure(const json& with) {
-    const int rank = WholeOf(with, "rank", options_.world - 1);
-    const int port = WholeOf(with, "port", kMostPort);
-    std::string address = TextOf(with, "address");
+  Status Measure(const JsonField& with) {
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t rank, with.At("rank").Whole(0, options_.world - 1));
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t port, with.At("port").Whole(1, kMostPort));
+    CAIRN_ASSIGN_OR_RETURN(const std::string host, with.At("host").Name());
+    CAIRN_ASSIGN_OR_RETURN(std::string address, with.At("address").Text());
     // A rank on rank 0's host is known there by a loopback address; here that host has the address of rank 0.
     if (address.empty()) address = control_.address();
-    const Result<Pace> pace = PaceOf(with);
-    if (rank < 0 || port < 0 || !pace.ok()) {
-      return OfCoordinator({StatusCode::kInvalidArgument, "says what is not understood"});
-    }
-    const Result<PairMeasured> measured = MeasurePair(address, port, token_, *pace);
+    CAIRN_ASSIGN_OR_RETURN(const Pace pace, PaceOf(with));
+    const Result<PairMeasured> measured = MeasurePair(address, static_cast<int>(port), token_, pace);
     if (!measured.ok()) {
-      return Say({{"error", fmt::format("{} cannot be measured by {}: {}", RankName(rank, TextOf(with, "host")),
+      return Say({{"error", fmt::format("{} cannot be measured by {}: {}", RankName(static_cast<int>(rank), host),
                                         RankName(options_.rank, options_.host), measured.status().message())}});
     }
     return Say({{"delay_seconds", measured->delay_seconds}, {"there", measured->there}, {"back", measured->back}});
@@ -101,7 +97,7 @@ class Member {
   Status ServeGuests() {
     CAIRN_ASSIGN_OR_RETURN(std::vector<Lobby::Guest> guests, lobby_.Greet());
     for (Lobby::Guest& guest : guests) {
-      if (TextOf(guest.hello, "token") != token_) {
+      if (guest.hello.value("token", json()) != token_) {
         TurnAway(guest.socket, "it is of another job");
         continue;
       }

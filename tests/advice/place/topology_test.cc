@@ -107,7 +107,7 @@ TEST(Topology, WhatIsNotJsonIsNamedWithItsPlace) {
   ExpectRefused(std::string("{\"state_bytes\": 1e999}"),
                 "net.json: expected JSON, found: [json.exception.out_of_range");
   ExpectRefused(std::string("[]"), "net.json: expected an object, found []");
-  ExpectRefused(std::string(R"({"devices": [], "devices": []})"), "net.json: the name \"devices\" is there twice");
+  ExpectRefused(std::string(R"({"devices": [], "devices": []})"), "net.json: the member \"devices\" is there twice");
   const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
   ExpectRefused("{\"locations\": " + deep + "}",
                 "net.json: expected at most 100 levels of lists and objects, found more");
@@ -125,8 +125,8 @@ TEST(Topology, AHoleIsNamed) {
   pairs["pairs"].erase(1);
   ExpectRefused(pairs, "pairs: expected one between oslo and bonn, found none");
   ExpectRefused(Without(Locations(), "pairs"), "locations: beside them, expected either across or pairs, found none");
-  ExpectRefused(Without(Locations(), "within"), "within: expected, found nothing");
-  ExpectRefused(Without(Matrices(), "delay_ms"), "delay_ms: expected, found nothing");
+  ExpectRefused(Without(Locations(), "within"), "within: expected an object, found nothing");
+  ExpectRefused(Without(Matrices(), "delay_ms"), "delay_ms: expected a list of rows, found nothing");
   ExpectRefused(Without(Matrices(), "bytes_per_second"),
                 "expected either bandwidth_gbps or bytes_per_second, found none");
 }

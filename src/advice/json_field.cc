@@ -1,0 +1,106 @@
+#include "advice/json_field.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <set>
+#include <vector>
+
+#include "base/json_text.h"
+#include "base/status_macros.h"
+#include "format/fields.h"
+
+namespace cairn {
+
+using nlohmann::json;
+
+Result<json> ParseJson(std::string_view text, const std::string& where) {
+  if (IsNestedTooDeeply(text)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", where,
+                 kMostJsonLevels);
+  }
+  std::vector<std::set<std::string>> names;
+  std::string twice;
+  const auto watch = [&](int /*depth*/, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) names.emplace_back();
+    if (event == json::parse_event_t::object_end) names.pop_back();
+    if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
+      twice = value.get<std::string>();
+    }
+    return true;
+  };
+  try {
+    json parsed = json::parse(text, watch);
+    if (twice.empty()) return parsed;
+    return Error(StatusCode::kInvalidArgument, "{}: the member {} is there twice", where, Quoted(twice));
+  } catch (const json::exception& error) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected JSON, found: {}", where, error.what());
+  }
+}
+
+JsonField JsonField::At(const char* name) const {
+  static const json kNothing(json::value_t::discarded);
+  const auto found = value_.find(name);
+  return {found == value_.end() ? kNothing : *found, path_ + separator_ + name, "."};
+}
+
+JsonField JsonField::At(std::size_t index) const {
+  return {value_.at(index), fmt::format("{}[{}]", path_, index), "."};
+}
+
+JsonField JsonField::Named(std::string_view words) const {
+  return {value_, fmt::format("{} ({})", path_, words), separator_};
+}
+
+Status JsonField::Wrong(std::string_view what) const {
+  return Error(StatusCode::kInvalidArgument, "{}: {}", path_, what);
+}
+
+Status JsonField::Expected(std::string_view what) const {
+  std::string found = value_.is_discarded() ? "nothing" : value_.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (found.size() > 60) found = found.substr(0, 57) + "...";
+  return Wrong(fmt::format("expected {}, found {}", what, found));
+}
+
+Status JsonField::CheckObject(std::initializer_list<std::string_view> known) const {
+  if (!value_.is_object()) return Expected("an object");
+  const std::set<std::string_view> names(known);
+  for (const auto& [name, value] : value_.items()) {
+    if (names.empty() || names.contains(name)) continue;
+    return At(name.c_str()).Wrong(fmt::format("unknown; expected {}", fmt::join(names, ", ")));
+  }
+  return Status::Ok();
+}
+
+Status JsonField::CheckArray(std::size_t least, std::size_t most, std::string_view of) const {
+  if (!value_.is_array()) return Expected(fmt::format("a list of {}", of));
+  if (size() >= least && size() <= most) return Status::Ok();
+  const std::string range = least == most ? fmt::to_string(least) : fmt::format("{} to {}", least, most);
+  return Wrong(fmt::format("expected {} {}, found {}", range, of, size()));
+}
+
+Result<std::string> JsonField::Text() const {
+  if (!value_.is_string()) return Expected("a text");
+  return value_.get<std::string>();
+}
+
+Result<std::string> JsonField::Name() const {
+  if (!value_.is_string() || value_.get_ref<const std::string&>().empty()) return Expected("a name");
+  return value_.get<std::string>();
+}
+
+Result<double> JsonField::Number(double least, double most) const {
+  const double number = value_.is_number() ? value_.get<double>() : -1;
+  if (value_.is_number() && number >= least && number <= most) return number;
+  return Expected(most == kInfinity ? "a number" : fmt::format("a number from {:g} to {:g}", least, most));
+}
+
+Result<std::uint64_t> JsonField::Whole(std::uint64_t least, std::uint64_t most) const {
+  if (value_.is_number_unsigned()) {
+    const std::uint64_t number = value_.get<std::uint64_t>();
+    if (number >= least && number <= most) return number;
+  }
+  return Expected(least == most ? fmt::to_string(least) : fmt::format("a whole number from {} to {}", least, most));
+}
+
+}  // namespace cairn
