@@ -10,7 +10,7 @@
 
 #include "cairn/tensor.h"
 #include "device/device.h"
-#include "restore/plan.h"
+#include "restore/match.h"
 
 namespace cairn {
 

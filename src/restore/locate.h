@@ -5,8 +5,8 @@
 #include "base/tensor_table.h"
 #include "cairn/checkpointer.h"
 #include "io/io_queue.h"
+#include "restore/match.h"
 #include "restore/open.h"
-#include "restore/plan.h"
 #include "restore/selection.h"
 
 namespace cairn {

@@ -1,3 +1,5 @@
+#include "restore/match.h"
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include "base/status_macros.h"
 #include "format/fields.h"
 #include "restore/mismatches.h"
-#include "restore/plan.h"
 #include "restore/reshard.h"
 #include "restore/select.h"
 #include "restore/shared_memory.h"

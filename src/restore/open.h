@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "restore/plan.h"
+#include "restore/match.h"
 #include "restore/shard_file.h"
 #include "store/list.h"
 #include "store/locks.h"

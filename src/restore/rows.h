@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "restore/plan.h"
+#include "restore/match.h"
 
 namespace cairn {
 

@@ -1,10 +1,7 @@
 #include "restore/select.h"
 
-#include <string_view>
-
 #include "base/utf8.h"
 #include "restore/mismatches.h"
-#include "restore/plan.h"
 
 namespace cairn {
 

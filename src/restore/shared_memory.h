@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "restore/plan.h"
+#include "restore/match.h"
 
 namespace cairn {
 

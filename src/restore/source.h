@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "restore/plan.h"
+#include "restore/match.h"
 #include "restore/reader.h"
 #include "restore/shard_file.h"
 #include "store/list.h"

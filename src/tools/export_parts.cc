@@ -13,7 +13,7 @@
 
 #include "base/status_macros.h"
 #include "base/uuid.h"
-#include "restore/plan.h"
+#include "restore/select.h"
 #include "tools/output.h"
 #include "tools/windows.h"
 

@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "restore/select.h"
 #include "shard_headers.h"
 
 namespace cairn {
