@@ -6,10 +6,9 @@
 // A 1F1B pipeline in one process, a thread and an emulated GPU for each stage, whose activations, gradients and
 // checkpoint share the stage's link to the host. Each iteration saves, and fences before its update. In each round it
 // runs --iterations iterations without saves ("none"), with saves and no pauses ("as-is"), with pauses while a stage
-// sends
-// ("gaps"), and with pauses unless a stage waits for a neighbour and sends nothing ("bubbles"). The order changes from
-// round to round. Prints a line of JSON for each. At the end the last checkpoint is restored and compared. As PyTorch's
-// Schedule1F1B does, a stage waits for its sends, but for those of the warm-up.
+// sends ("gaps"), and with pauses unless a stage waits for a neighbour and sends nothing ("bubbles"). The order changes
+// from round to round. Prints a line of JSON for each. At the end the last checkpoint is restored and compared. As
+// PyTorch's Schedule1F1B does, a stage waits for its sends, but for those of the warm-up.
 //
 // What is emulated: the GPU (host memory, streams), the link's rate, and computing (a deadline). Run by scripts/bench
 // pipeline, which says how the sizes are chosen.

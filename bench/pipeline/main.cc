@@ -17,8 +17,7 @@
 //   commit   a step counts once both nodes have it. Cairn's two ranks write one checkpoint in one directory, with one
 //            commit. The others write one on each node, and agree on it (bench/strategies/nodes.h).
 //   gemini   each node's checkpoints go to the memory of the other one, which is in this launcher's process: it
-//   outlives
-//            the trainings. Its bytes go over plain sockets, not over gloo.
+//            outlives the trainings. Its bytes go over plain sockets, not over gloo.
 //
 // At the end both nodes restore the newest checkpoint as after a restart: it must be the last one that was saved, and
 // equal to their states of that step in every byte. If a node is killed, the other one ends with an error; with

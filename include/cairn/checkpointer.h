@@ -244,9 +244,8 @@ class Checkpointer {
   ///
   /// A chunk on its way goes on. From the first pause on a save has one at a time. Copies begin again when the last
   /// pause has ended, or `at_most` after it began, or when a fence waits for them. Other waits do not end a pause; the
-  /// destructor ends all.
-  /// Never blocks and makes no call of CUDA's, so that CUDA's host functions may begin and end pauses. Does nothing in
-  /// a forked child, and if the root was opened read-only.
+  /// destructor ends all. Never blocks and makes no call of CUDA's, so that CUDA's host functions may begin and end
+  /// pauses. Does nothing in a forked child, and if the root was opened read-only.
   [[nodiscard]] CopyPause PauseCopies(std::chrono::nanoseconds at_most = std::chrono::seconds(1));
 
   /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.

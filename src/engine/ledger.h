@@ -27,8 +27,7 @@ class Ledger {
       CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Withdraws a save that may still be on the disk: it no longer counts, and saving its step again replaces it. Relist
-  /// must follow.
-  /// Unless it is `decided`, the disk may still commit it: no listing tells before DecideUnknown.
+  /// must follow. Unless it is `decided`, the disk may still commit it: no listing tells before DecideUnknown.
   void WithdrawUnknown(const SavePlan& plan, bool decided = true) CAIRN_EXCLUDES(mutex_);
   void DecideUnknown(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Call it before the root is listed for Relist, which covers the saves of unknown outcome until now. False if there

@@ -36,10 +36,10 @@
 //    coordinator announces the attempt, and then the outcome or the first failure. As each message arrives, the
 //    coordinator checks that rank's shard through its own descriptor of the folder (shard_check.cc): it must have the
 //    length and the header digest that its rank reported; the header's contents go into the index. A shard that is not
-//    there is looked for, too. Messages are only
-//    hints: a rank that is prepared and hears nothing more looks at the disk. A single rank needs no messages and does
-//    3 and 5 in one: header and manifest are written in parallel, then everything is fsynced in parallel, then renamed.
-//    Nothing reads the attempt before the rename, so it does not matter which of the writes survive a crash.
+//    there is looked for, too. Messages are only hints: a rank that is prepared and hears nothing more looks at the
+//    disk. A single rank needs no messages and does 3 and 5 in one: header and manifest are written in parallel, then
+//    everything is fsynced in parallel, then renamed. Nothing reads the attempt before the rename, so it does not
+//    matter which of the writes survive a crash.
 // 5. Commit (commit.cc), on the coordinator, only after every shard was found. With several ranks the index is written
 //    first, then the manifest, which names it. Both, the step's pin if it is to have one, and the attempt's folder are
 //    fsynced; the folder is renamed to step-N without replacing; the root is fsynced. So no retirement sees the step

@@ -22,8 +22,7 @@ namespace cairn {
 //    one is written: Tc = max(S/C, max(begin, c/C) + (S - P)/D + c/C). Meanwhile training reads the state, and only its
 //    optimizer waits: a save costs stall = max(0, Tc - w), plus the CPU time of its threads, cpu S / cores.
 // 3. All saves of a root go through one disk, one after the other (a younger one writes next to nothing before the
-// older
-//    one has committed): N saves in flight share its bandwidth. So, for any N,
+//    older one has committed): N saves in flight share its bandwidth. So, for any N,
 //        T = max(k t + stall, Tw).
 //    If Tw is greater, training waits for the disk. PCcheck's f >= Tw / (N q t) (ASPLOS 2025), whose writers each have
 //    their own bandwidth, therefore becomes k >= Tw / t: more saves in flight only bridge slow ones.

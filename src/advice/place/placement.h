@@ -13,12 +13,10 @@ namespace cairn {
 // placement puts D of the S * D devices into each stage.
 //
 // 1. The devices of a stage all-reduce its g bytes of gradients, each a part of g / D. Device i sends a part to each of
-//    the others and receives one:
-//        DataP = max over stages of max over devices i of the sum over the other devices j of 2 (delay_ij + (g / D) /
-//        rate_ij).
+//    the others, j, and receives one:
+//        DataP = max over stages of max over devices i of the sum over j of 2 (delay_ij + (g / D) / rate_ij).
 // 2. Between two stages each device sends a bytes of activations to one of the other stage, all at once. The best way
-// to
-//    pair them is the perfect matching whose slowest pair is the fastest:
+//    to pair them is the perfect matching whose slowest pair is the fastest:
 //        cross(p, q) = bottleneck matching of delay_ij + a / rate_ij.
 // 3. The stages stand in the order that makes the sum of cross between neighbours least, an open travelling salesman's
 //    path: PipelineP. Forward passes go along it and backward passes return:
