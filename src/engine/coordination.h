@@ -1,20 +1,22 @@
 #pragma once
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/lifecycle.h"
-#include "engine/agreement.h"
 #include "engine/context.h"
-#include "engine/save_line.h"
 #include "engine/save_task.h"
 #include "format/manifest.h"
+#include "io/io_task.h"
 #include "store/attempt_folder.h"
-#include "store/late_name.h"
-#include "store/shard_check.h"
 
 namespace cairn {
 
@@ -114,89 +116,93 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
     /// A forbidden transition (see Lifecycle).
     std::function<void(Status)> bug;
   };
-  Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks);
+  virtual ~Coordination() = default;
+  Coordination(const Coordination&) = delete;
+  Coordination& operator=(const Coordination&) = delete;
 
   /// Announces the attempt, or waits for it. Only the first call has an effect. Not after a failure.
-  void Begin();
+  virtual void Begin() = 0;
   /// Null before Begin, and on other ranks before the attempt is announced.
   [[nodiscard]] const std::shared_ptr<AttemptFolder>& folder() const { return folder_; }
   /// This rank may write and has not finished.
   [[nodiscard]] bool named() const { return stage_ == CoordinationStage::kNamed; }
   /// This rank is prepared.
-  void Prepare(const ManifestShard& shard);
-  /// Coordinator: announces the commit's outcome.
-  void AnnounceOutcome(const Status& outcome);
+  virtual void Prepare(const ManifestShard& shard) = 0;
+  /// Announces the commit's outcome. Only on the coordinator, which alone commits.
+  virtual void AnnounceOutcome(const Status& /*outcome*/) {}
   /// This rank fails. Notifies the other ranks at once, unless they know.
-  void FailLocally(const Status& why);
+  virtual void FailLocally(const Status& why) = 0;
   /// The checkpointer closes: stops waiting for other ranks. Reads from the disk whether they have committed. On the
   /// coordinator the save fails, because nobody else commits it.
-  void Close(const Status& why);
+  virtual void Close(const Status& why) = 0;
   /// The disk hangs. On a rank that is prepared or reads the outcome from the disk, true: the save ends with the
   /// outcome that the coordinator announces, or unknown. Otherwise false: the save may fail.
-  [[nodiscard]] bool OnDiskHangs(const Status& why);
+  [[nodiscard]] virtual bool OnDiskHangs(const Status& /*why*/) { return false; }
   /// Ends all callbacks.
-  void Detach();
+  virtual void Detach() {
+    if (!stage_.MoveTo(Stage::kDetached)) return;
+    wakes_at_ = Deadline::Infinite();
+    // A message that never comes keeps this object alive as long as the group. Do not keep the folder's descriptor too.
+    folder_.reset();
+  }
 
   /// When OnTime must be called.
-  [[nodiscard]] Deadline wakes_at() const;
-  void OnTime();
+  [[nodiscard]] virtual Deadline wakes_at() const { return wakes_at_; }
+  virtual void OnTime() = 0;
 
   /// This rank has written everything and waits for the coordinator, which alone writes more.
-  [[nodiscard]] bool has_written() const { return !coordinator() && prepared(); }
+  [[nodiscard]] virtual bool has_written() const { return false; }
   /// After a failure: the creation of the attempt's folder is over, so it may be removed.
   [[nodiscard]] bool idle() const { return stage_ == CoordinationStage::kQuiet; }
 
- private:
+ protected:
   using Stage = CoordinationStage;
-  using Heard = Result<std::string>;
+  Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks)
+      : context_(context), plan_(plan), callbacks_(std::move(callbacks)) {}
+
   [[nodiscard]] Group& group() const { return *context_.parts.group; }
-  [[nodiscard]] bool coordinator() const { return group().rank() == 0; }
-  [[nodiscard]] bool prepared() const;
-  [[nodiscard]] bool alone() const { return group().size() == 1; }
-  [[nodiscard]] std::string Key(const char* kind) const;
-  [[nodiscard]] std::string Restored() const;
-  /// A group deadline for waits that begin before writing; wakes_at() comes first.
-  [[nodiscard]] Deadline WriteDeadline() const;
+  [[nodiscard]] std::chrono::nanoseconds timeout() const { return context_.parts.options.group_timeout; }
+  [[nodiscard]] std::chrono::nanoseconds twice_the_timeout() const {
+    return 2 * std::min(timeout(), std::chrono::nanoseconds::max() / 2);
+  }
+  [[nodiscard]] std::string Key(const char* kind) const { return fmt::format("{}/{}", kind, *number_); }
+  [[nodiscard]] std::string Restored() const { return plan_.parent ? plan_.parent->attempt : std::string(); }
+  /// A group deadline for waits that begin before writing; wakes_at() comes first. No save takes longer, whatever the
+  /// disk: a wait that nobody ends must not stay in the group for ever.
+  [[nodiscard]] Deadline WriteDeadline() const {
+    return Deadline::In(std::max<std::chrono::nanoseconds>(std::chrono::hours(24), twice_the_timeout()));
+  }
+  /// The save has failed or ended on this rank.
+  [[nodiscard]] bool over() const {
+    return stage_ == Stage::kFailed || stage_ == Stage::kQuiet || stage_ == Stage::kDetached;
+  }
   /// Wraps a continuation so that it runs on the engine's thread.
-  template <typename... Args>
-  std::function<void(Args...)> Later(void (Coordination::*then)(Args...));
-  void NameFolder(const std::string& uuid);
-  void OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)());
-  void RunOpening(IoTask<Status> (AttemptFolder::*how)());
-  void OnFolderOpen(std::shared_ptr<AttemptFolder> folder, Status status);
-  /// Notifies the other ranks of a failure, unless this rank has already sent its message.
-  void NotifyRanksOfFailure(const Status& why);
-  void StopWaiting();
-
-  // On the coordinator.
-  void AnnounceAttempt();
-  void OnPrepared(int rank, std::string text);
-  void OnCollected(Status status);
-  [[nodiscard]] Status HandlePrepared(int rank, const std::string& text);
-  void OnChecked(std::size_t rank, Result<std::string> run);
-  [[nodiscard]] Status Missing() const;
-  void FailForAll(const Status& why);
-  void CommitIfPrepared();
-
-  // On the other ranks.
-  void AwaitAttempt();
-  void Join(std::uint64_t number, const AttemptProposal& attempt);
-  void JoinAnother(const Status& why);
-  [[nodiscard]] SaveLine::Callbacks LineCallbacks();
-  void AnswerThat(const PreparedMessage& message, const Status& why);
-  void OnFolderNotFound();
-  void SendFailure(const Status& why);
-  void OnOutcome(std::uint64_t number, Heard heard);
-  void OnNoOutcome(const Status& why);
-  void CheckDisk();
-  void OnDiskChecked(Status found);
-  void OnAborted(Status outcome);
-
-  struct PreparedShard {
-    ManifestShard shard;
-    bool checked = false;
-    std::string index_run = {};
-  };
+  template <typename Rank, typename... Args>
+  std::function<void(Args...)> Later(void (Rank::*then)(Args...)) {
+    return [self = std::static_pointer_cast<Rank>(shared_from_this()), then, inbox = context_.inbox](Args... args) {
+      inbox->Post([self, then, ... args = std::move(args)]() mutable { ((*self).*then)(std::move(args)...); });
+    };
+  }
+  void NameFolder(const std::string& uuid) {
+    folder_ = std::make_shared<AttemptFolder>(context_.parts.root, uuid, context_.parts.options.directory_mode);
+  }
+  void OpenFolder(IoTask<Status> (AttemptFolder::*how)()) {
+    RunTask(
+        *context_.queue, (*folder_.*how)(),
+        [folder = folder_, then = Later(&Coordination::OnFolderOpen)](const Status& status) { then(folder, status); });
+  }
+  void OnFolderOpen(std::shared_ptr<AttemptFolder> folder, Status status) {
+    if (folder == folder_) OnOpened(std::move(status));  // Else it is of an earlier attempt.
+  }
+  virtual void OnOpened(Status status) = 0;
+  void StartWriting() {
+    if (!stage_.MoveTo(Stage::kNamed)) return;
+    callbacks_.named();
+  }
+  void StopWaiting() {
+    if (!stage_.MoveTo(Stage::kQuiet)) return;
+    wakes_at_ = Deadline::Infinite();
+  }
 
   EngineContext& context_;
   const SavePlan& plan_;
@@ -205,22 +211,14 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   Deadline wakes_at_ = Deadline::Infinite();
   // The coordinator's number of this save, once known.
   std::optional<std::uint64_t> number_;
-  // Other ranks: the call in the line, and what it has answered unless its values differ.
-  std::uint64_t call_ = 0;
-  Status answered_;
   std::shared_ptr<AttemptFolder> folder_;
-  // Other ranks: the folder was not found.
-  std::optional<LateName> late_folder_;
-  // Coordinator: by rank, once prepared.
-  std::vector<std::optional<PreparedShard>> shards_;
-  // Total size of the index runs.
-  std::uint64_t index_bytes_ = 0;
-  std::shared_ptr<ShardChecks> checks_;
-  // How long and how often to look at the disk. Then the attempt is given up, unless this rank is closing: it may have
-  // missed messages.
-  Deadline look_until_ = Deadline::Infinite();
-  std::chrono::nanoseconds pause_;
-  bool may_abort_ = true;
 };
+
+/// Rank 0's part.
+[[nodiscard]] std::shared_ptr<Coordination> MakeCoordinator(EngineContext& context, const SavePlan& plan,
+                                                            Coordination::Callbacks callbacks);
+/// Another rank's.
+[[nodiscard]] std::shared_ptr<Coordination> MakeFollower(EngineContext& context, const SavePlan& plan,
+                                                         Coordination::Callbacks callbacks);
 
 }  // namespace cairn

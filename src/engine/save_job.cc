@@ -17,7 +17,8 @@ constexpr std::chrono::seconds kRemovalPatience{1};
 SaveJob::SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task)
     : context_(context),
       task_(std::move(task)),
-      coordination_(std::make_shared<Coordination>(context_, task_->plan(), CoordinationCallbacks())),
+      coordination_((context_.parts.group->rank() == 0 ? MakeCoordinator : MakeFollower)(context_, task_->plan(),
+                                                                                         CoordinationCallbacks())),
       writer_(std::make_shared<ShardWriter>(context_, *task_, WriterCallbacks())) {}
 
 Coordination::Callbacks SaveJob::CoordinationCallbacks() {

@@ -32,7 +32,7 @@
 // 3. Seal. Write the header last; truncate the padded tail; fsync the shard once, never retried; fsync the attempt's
 //    folder, and the folder that a spare was taken from: once the step is durable, no other name refers to the file.
 //    The fsyncs run in parallel, together with a check that the folder still holds this very file at its full length.
-// 4. The ranks agree (in src/engine/coordination.cc). Each sends the coordinator one message: prepared or failed. The
+// 4. The ranks agree (see src/engine/coordination.h). Each sends the coordinator one message: prepared or failed. The
 //    coordinator announces the attempt, and then the outcome or the first failure. As each message arrives, the
 //    coordinator checks that rank's shard through its own descriptor of the folder (shard_check.cc): it must have the
 //    length and the header digest that its rank reported; the header's contents go into the index. A shard that is not
