@@ -23,7 +23,6 @@ struct Layout {
 
   [[nodiscard]] int ranks() const { return pipeline * tensor * data; }
   [[nodiscard]] int StageOf(int rank) const { return rank / (tensor * data); }
-  [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor % data; }
   [[nodiscard]] int TensorRankOf(int rank) const { return rank % tensor; }
   friend bool operator==(const Layout&, const Layout&) = default;
 };

@@ -117,8 +117,6 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
     std::function<void(Status)> bug;
   };
   virtual ~Coordination() = default;
-  Coordination(const Coordination&) = delete;
-  Coordination& operator=(const Coordination&) = delete;
 
   /// Announces the attempt, or waits for it. Only the first call has an effect. Not after a failure.
   virtual void Begin() = 0;
@@ -214,10 +212,9 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   std::shared_ptr<AttemptFolder> folder_;
 };
 
-/// Rank 0's part.
+/// Rank 0's part, and another rank's.
 [[nodiscard]] std::shared_ptr<Coordination> MakeCoordinator(EngineContext& context, const SavePlan& plan,
                                                             Coordination::Callbacks callbacks);
-/// Another rank's.
 [[nodiscard]] std::shared_ptr<Coordination> MakeFollower(EngineContext& context, const SavePlan& plan,
                                                          Coordination::Callbacks callbacks);
 

@@ -175,7 +175,7 @@ TEST_P(NumberedTest, EachRankGetsItsTensorsWholeAndOnceInEveryLayout) {
     SCOPED_TRACE(ToString(to));
     for (int rank = 0; rank < to.ranks(); ++rank) {
       // Replicas want the same: one of them, not always the first.
-      if (to.ReplicaOf(rank) != (to.StageOf(rank) + to.TensorRankOf(rank)) % to.data) continue;
+      if (rank / to.tensor % to.data != (to.StageOf(rank) + to.TensorRankOf(rank)) % to.data) continue;
       const auto forecast = ForecastRestore(*save, model_, to, rank, kChunk);
       ASSERT_TRUE(forecast.ok()) << forecast.status();
       ASSERT_NO_FATAL_FAILURE(ExpectWholeOnce(*forecast, shards));
