@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "cairn/cairn.h"
@@ -142,6 +143,40 @@ class InterruptibleProgress {
 
  private:
   const PyProgress& progress_;
+  std::optional<pybind11::error_already_set> raised_;
+};
+
+/// Python's part of a restore that ranks make together: what it raises is this rank's status, and raised as it is if
+/// that ends the restore.
+class RaisedStatus {
+ public:
+  /// Needs no GIL.
+  template <typename Call>
+  Status Try(const Call& call) {
+    const pybind11::gil_scoped_acquire acquire;
+    try {
+      call();
+      return Status::Ok();
+    } catch (pybind11::error_already_set& error) {
+      const auto [code, message, detail] = pybind11::module_::import("cairn._errors")
+                                               .attr("status_of")(error.value())
+                                               .cast<std::tuple<int, std::string, int>>();
+      status_ = Status(static_cast<StatusCode>(code), message, static_cast<StatusDetail>(detail));
+      interrupted_ = !error.matches(PyExc_Exception);
+      raised_.emplace(std::move(error));
+      return status_;
+    }
+  }
+  /// Whether a signal's exception was raised, which ends the restore whatever other ranks say.
+  [[nodiscard]] bool interrupted() const { return interrupted_; }
+  void RaiseIfError(const Status& end) {
+    if (interrupted_ || (raised_ && end == status_)) throw pybind11::error_already_set(*raised_);
+    cairn::RaiseIfError(end);
+  }
+
+ private:
+  Status status_;
+  bool interrupted_ = false;
   std::optional<pybind11::error_already_set> raised_;
 };
 

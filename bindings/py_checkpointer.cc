@@ -107,10 +107,12 @@ void BindCheckpointer(py::module_& module) {
       .def("end_step", &PyCheckpointer::EndStep, "written"_a)
       .def("ignore_versions", &PyCheckpointer::IgnoreVersions)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
-      .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a, "own"_a,
+      .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "fall_back"_a, "wait"_a, "plan"_a, "progress"_a)
+      .def("read", &PyCheckpointer::Read, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a, "own"_a,
            "page_cache"_a, "progress"_a)
+      .def("verify_newest", &PyCheckpointer::VerifyNewest)
       .def("checkpoints", &PyCheckpointer::List)
-      .def("choose", &PyCheckpointer::Choose, "step"_a, "folder"_a, "damaged"_a)
+      .def("choose", &PyCheckpointer::Choose, "step"_a, "folder"_a, "inspect"_a)
       .def("inspect", &PyCheckpointer::Inspect, "folder"_a)
       .def("inspect_part", &PyCheckpointer::InspectPartOf, "folder"_a, "rank"_a, "names"_a)
       .def("verify", &PyCheckpointer::Verify, "step"_a, "folder"_a, "progress"_a)

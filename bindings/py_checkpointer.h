@@ -9,18 +9,21 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "api/binding_calls.h"
 #include "api/wiring.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "base/tensor_table.h"
 #include "cairn/cairn.h"
 #include "conversions.h"
@@ -95,16 +98,13 @@ class PyCheckpointer {
         writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events_](const Status& found) {
           events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
         })) {
-    const auto opener = std::make_shared<std::atomic<std::thread::id>>(std::this_thread::get_id());
-    options.on_event = [events = events_, watcher = watcher_, opener](const Event& event) {
+    options.on_event = [events = events_, watcher = watcher_, logs_now = logs_now_](const Event& event) {
       events->Add(event);
       if (event.severity == Severity::kInfo) return;
-      // Opening may wait for long, and the watcher's thread does not run yet.
-      *opener == std::this_thread::get_id() ? LogNow(events) : watcher->NudgeForEvents();
+      *logs_now == std::this_thread::get_id() ? LogNow(events) : watcher->NudgeForEvents();
     };
     options.group = group_;
-    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options, {.node = node}); }));
-    *opener = std::thread::id();
+    checkpointer_ = ValueOrRaise(UnlockedAndLogged([&] { return Checkpointer::Open(options, {.node = node}); }));
   }
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;
@@ -192,23 +192,55 @@ class PyCheckpointer {
     const InUse engine = Use();
     RaiseIfError(BindingCalls::UnheardFailure(*engine));
   }
-  pybind11::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, TreeTensors& tensors,
-                         const StreamArguments& streams, bool resume, bool own, std::optional<bool> page_cache,
-                         const PyProgress& progress) {
+  /// `wait()` is called first. `plan(chosen)`, with the manifest's fields, returns the rest of ReadPlan: (tensors,
+  /// streams, own, page_cache, begin, finish).
+  pybind11::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back,
+                         const pybind11::function& wait, const pybind11::function& plan, const PyProgress& progress) {
+    using Planned = std::tuple<TreeTensors*, StreamArguments, bool, std::optional<bool>, std::function<void()>,
+                               std::function<void()>>;
     const InUse engine = Use();
+    const Selector selector = SelectorFrom(step, folder);
+    const PyProgress no_progress;
+    InterruptibleProgress reading(progress);
+    InterruptibleProgress waiting(no_progress);
+    RaisedStatus raised;
+    const auto plan_read = [&](const CheckpointInfo& chosen) -> Result<ReadPlan> {
+      ReadPlan read;
+      CAIRN_RETURN_IF_ERROR(raised.Try([&] {
+        const pybind11::object planned = plan(FromInfo(chosen));
+        auto [tensors, streams, own, page_cache, begin, finish] = planned.cast<Planned>();
+        TreeTensors::LastSave none;
+        read = {.state = ValueOrRaise(tensors->Build(none)),
+                .options = {.streams = StreamsFrom(streams), .progress = reading.callback(), .page_cache = page_cache},
+                .own_shard = own,
+                .begin = [&raised, begin = std::move(begin)] { return raised.Try(begin); },
+                .finish = [&raised, finish = std::move(finish)] { return raised.Try(finish); }};
+      }));
+      return read;
+    };
+    const Status ready = raised.Try([&] { wait(); });
+    const auto goes_on = [&] { return !raised.interrupted() && waiting.callback()(0, 0); };
+    const Result<Restored> result = UnlockedAndLogged([&] {
+      return BindingCalls::Restore(*engine, fall_back ? selector.FallBack() : selector,
+                                   {.plan = plan_read, .ready = ready, .goes_on = goes_on});
+    });
+    waiting.RethrowIfRaised();
+    reading.RethrowIfRaised();
+    raised.RaiseIfError(result.status());
+    return FromRestored(*result);
+  }
+  /// On this rank alone.
+  pybind11::dict Read(std::optional<std::uint64_t> step, const std::string& folder, TreeTensors& tensors,
+                      const StreamArguments& streams, bool resume, bool own, std::optional<bool> page_cache,
+                      const PyProgress& progress) {
     TreeTensors::LastSave none;
     const State state = ValueOrRaise(tensors.Build(none));
-    InterruptibleProgress interruptible(progress);
-    Result<Restored> result = Unlocked([&] {
-      return BindingCalls::Restore(*engine, SelectorFrom(step, folder), state,
-                                   {.resume = resume,
-                                    .streams = StreamsFrom(streams),
-                                    .progress = interruptible.callback(),
-                                    .page_cache = page_cache},
-                                   own);
-    });
-    interruptible.RethrowIfRaised();
-    return FromRestored(ValueOrRaise(std::move(result)));
+    const RestoreOptions options{.streams = StreamsFrom(streams), .page_cache = page_cache};
+    return FromRestored(RestoreAlone(SelectorFrom(step, folder), {state, options, own}, resume, progress));
+  }
+  /// The step of the newest checkpoint in which every byte is good.
+  std::uint64_t VerifyNewest() {
+    return RestoreAlone(Latest().FallBack(), {.verify = true}, /*resume=*/false, {}).step;
   }
   pybind11::list List() {
     const InUse engine = Use();
@@ -217,19 +249,13 @@ class PyCheckpointer {
       all.append(FromInfo(info));
     return all;
   }
-  /// What the manifest says, with "passed_over" and "hold". `damaged` is None if no checkpoint may be passed over.
-  pybind11::dict Choose(std::optional<std::uint64_t> step, const std::string& folder,
-                        const std::optional<std::vector<std::string>>& damaged) {
+  /// What the manifest says, or everything but the tensors' bytes, and "hold".
+  pybind11::dict Choose(std::optional<std::uint64_t> step, const std::string& folder, bool inspect) {
     const InUse engine = Use();
-    Result<Chosen> chosen = Unlocked([&] {
-      const Selector selector = SelectorFrom(step, folder);
-      return damaged ? BindingCalls::Choose(*engine, selector.FallBack(), *damaged)
-                     : BindingCalls::Choose(*engine, selector);
-    });
-    RaiseIfError(chosen.status());
-    pybind11::dict fields = FromInfo(chosen->info);
-    fields["passed_over"] = chosen->passed_over;
-    fields["hold"] = PyHold(std::move(chosen->hold));
+    Chosen chosen =
+        ValueOrRaise(Unlocked([&] { return BindingCalls::Choose(*engine, SelectorFrom(step, folder), inspect); }));
+    pybind11::dict fields = inspect ? FromDetails(std::move(chosen.details)) : FromInfo(chosen.details.info);
+    fields["hold"] = PyHold(std::move(chosen.hold));
     return fields;
   }
   pybind11::dict Inspect(const std::string& folder) {
@@ -316,7 +342,26 @@ class PyCheckpointer {
   }
 
  private:
-  // On the thread that opens, which has released the GIL.
+  Restored RestoreAlone(const Selector& selector, ReadPlan plan, bool resume, const PyProgress& progress) {
+    const InUse engine = Use();
+    InterruptibleProgress interruptible(progress);
+    plan.options.progress = interruptible.callback();
+    const auto planned = [&](const CheckpointInfo& /*chosen*/) { return plan; };
+    Result<Restored> result = UnlockedAndLogged(
+        [&] { return BindingCalls::Restore(*engine, selector, {.plan = planned, .resume = resume, .alone = true}); });
+    interruptible.RethrowIfRaised();
+    return ValueOrRaise(std::move(result));
+  }
+
+  /// Runs the call without the GIL, and logs its events at once.
+  template <typename Call>
+  std::invoke_result_t<Call> UnlockedAndLogged(const Call& call) {
+    *logs_now_ = std::this_thread::get_id();
+    auto result = Unlocked(call);
+    *logs_now_ = std::thread::id();
+    return result;
+  }
+  // On the thread that opens or restores, which has released the GIL.
   static void LogNow(const std::shared_ptr<EventLog>& events) {
     const pybind11::gil_scoped_acquire acquire;
     try {
@@ -408,6 +453,8 @@ class PyCheckpointer {
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
   const std::shared_ptr<UnfencedWrites> writes_;
+  // The thread that opens, while the watcher's does not run yet, or that restores.
+  const std::shared_ptr<std::atomic<std::thread::id>> logs_now_ = std::make_shared<std::atomic<std::thread::id>>();
   std::shared_ptr<Checkpointer> checkpointer_;
   std::weak_ptr<Checkpointer> released_;  // After Close.
 };

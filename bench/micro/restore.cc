@@ -182,7 +182,9 @@ class OneRank {
                        .workers = &workers_,
                        .on_event = [](const Event& event) { Expect(false, "restore: " + event.message); }};
     const auto begin = std::chrono::steady_clock::now();
-    const auto restored = RestoreSelected(parts, {}, Folder(checkpoint_->folder()), rank_, state_, {});
+    const auto stored = ReadCheckpointFolder(checkpoint_->folder());
+    Check(stored.status());
+    const auto restored = RestoreCheckpoint(parts, *stored, rank_, state_, {});
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     Check(restored.status());
     Expect(restored->bytes == memory_.size() * sizeof(float), "restore: bytes are missing");

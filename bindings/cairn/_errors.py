@@ -118,3 +118,11 @@ CODES = {
         start=1,
     )
 }
+
+
+def status_of(error: BaseException) -> tuple[int, str, int]:
+    """What other ranks hear of it: the number of a StatusCode, the text, and `detail`."""
+    if isinstance(error, Error) and type(error).__name__ in CODES:
+        return CODES[type(error).__name__], str(error), error.detail
+    kind = FailedPrecondition if isinstance(error, Exception) else Cancelled
+    return CODES[kind.__name__], f"{type(error).__name__}: {error}", 0

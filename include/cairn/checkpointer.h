@@ -274,12 +274,12 @@ class Checkpointer {
   /// file and the place. The next saves continue from what was restored; after an older step than the newest they start
   /// a new generation.
   ///
-  /// In a group of several ranks each rank restores on its own, except with FallBack: then every rank must make the
-  /// call, and either all of them restore the same attempt, or all of them fail. Rank 0 chooses. A checkpoint that is
-  /// Corrupt on one rank is passed over by all; any other error on one rank ends the restore on all, with "rank R: "
-  /// before the message. DeadlineExceeded, naming the missing ranks, where others are not heard: rank 0 waits
-  /// Options::group_timeout once it has read its own part, the others as long for rank 0's choice and twice as long
-  /// for its verdict.
+  /// In a group of several ranks every rank makes the call, with the same selector (but for a folder's path). Rank 0
+  /// chooses, and all restore the same attempt, or all fail. Corrupt on one rank is passed over by all with FallBack;
+  /// any other error of one rank ends the restore on all, with "rank R: " before the message. DeadlineExceeded, naming
+  /// the missing ranks, where others are not heard: rank 0 waits Options::group_timeout once it has planned, and again
+  /// once it has read, its own part, the others as long for rank 0's choice and twice as long for its verdicts. No
+  /// tensor is written before every rank has planned.
   Result<Restored> Restore(const Selector& selector, const State& state, const RestoreOptions& options = {});
 
   /// Committed checkpoints, oldest first by {generation, step}, from their manifests alone. Those whose manifests do

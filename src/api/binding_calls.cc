@@ -47,13 +47,10 @@ void BindingCalls::CloseBy(Checkpointer& checkpointer, Deadline abandons, Deadli
 
 void BindingCalls::EndPauses(Checkpointer& checkpointer) { checkpointer.impl_->EndPauses(); }
 
-Result<Chosen> BindingCalls::Choose(const Checkpointer& checkpointer, const Selector& selector,
-                                    std::vector<std::string> damaged) {
+Result<Chosen> BindingCalls::Choose(const Checkpointer& checkpointer, const Selector& selector, bool inspect) {
   Checkpointer::Impl& impl = *checkpointer.impl_;
   CAIRN_RETURN_IF_ERROR(impl.CheckReadable(selector));
-  RestoreParts parts = impl.MakeRestoreParts();
-  parts.known_damaged = std::move(damaged);
-  return ChooseSelected(parts, impl.root_path, selector);
+  return ChooseSelected(impl.MakeRestoreParts(), impl.root_path, selector, inspect);
 }
 
 Result<CheckpointDetails> BindingCalls::Inspect(const Checkpointer& checkpointer, const Selector& selector,
@@ -63,11 +60,8 @@ Result<CheckpointDetails> BindingCalls::Inspect(const Checkpointer& checkpointer
   return InspectSelected(impl.MakeRestoreParts(), impl.root_path, selector, part);
 }
 
-Result<Restored> BindingCalls::Restore(Checkpointer& checkpointer, const Selector& selector, const State& state,
-                                       const RestoreOptions& options, bool own_shard) {
-  RestoreParts parts = checkpointer.impl_->MakeRestoreParts();
-  parts.own_shard = own_shard;
-  return checkpointer.impl_->Restore(parts, selector, state, options);
+Result<Restored> BindingCalls::Restore(Checkpointer& checkpointer, const Selector& selector, const RestoreCall& call) {
+  return checkpointer.impl_->Restore(selector, call);
 }
 
 }  // namespace cairn

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "cairn/checkpointer.h"
 #include "restore/selection.h"
@@ -42,19 +41,16 @@ struct BindingCalls {
   /// Ends all pauses: for a program that only waits for its saves now.
   static void EndPauses(Checkpointer& checkpointer);
 
-  /// Chooses a checkpoint as Restore does, from manifests alone, and protects it from removal while Chosen::hold lives.
-  /// Shards are not checked. If the selector may fall back, manifests that do not verify are passed over; Corrupt if
-  /// none is left. `damaged`: attempts known to be damaged, which are skipped without being read or named.
-  [[nodiscard]] static Result<Chosen> Choose(const Checkpointer& checkpointer, const Selector& selector,
-                                             std::vector<std::string> damaged = {});
+  /// Chooses a checkpoint as Restore does, from its manifest alone, and protects it from removal while Chosen::hold
+  /// lives. `inspect`: with the contents of all shards' headers.
+  [[nodiscard]] static Result<Chosen> Choose(const Checkpointer& checkpointer, const Selector& selector, bool inspect);
   /// Inspect for one part. Only the shards that hold the part are opened, by the checkpoint's index if it has one.
   /// CheckpointDetails::values has that rank's values, at its number, and no others.
   [[nodiscard]] static Result<CheckpointDetails> Inspect(const Checkpointer& checkpointer, const Selector& selector,
                                                          const InspectPart& part);
-  /// Restore where another number of ranks may have saved. Without `own_shard` the shard with this rank's number is
-  /// opened only if it holds a wanted tensor, and no values are returned.
+  /// Restore of what the caller plans once the checkpoint is chosen.
   [[nodiscard]] static Result<Restored> Restore(Checkpointer& checkpointer, const Selector& selector,
-                                                const State& state, const RestoreOptions& options, bool own_shard);
+                                                const RestoreCall& call);
 };
 
 }  // namespace cairn

@@ -23,6 +23,7 @@
 #include "engine/engine.h"
 #include "engine/replicas.h"
 #include "restore/reader.h"
+#include "restore/selection.h"
 #include "store/pins.h"
 #include "store/root.h"
 
@@ -62,12 +63,12 @@ class Checkpointer::Impl {
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Root> root;
   const WriterCheck check_writer = [this] { return CheckWriter(); };
-  std::unique_ptr<Ledger> ledger;                  // Rank 0's; null on other ranks, which have `restored`.
-  std::unique_ptr<SteeredSaves> steered;           // Null without Options::steering.
-  std::unique_ptr<BlockingCalls> blocking;         // Before the engine, so that it ends after it.
-  std::unique_ptr<Engine> engine;                  // Null if the root was opened read-only.
-  std::unique_ptr<PoolGrowth> growth;              // Null if so, or if the pool does not grow.
-  std::atomic<std::uint64_t> shared_restores = 0;  // Begun so far.
+  std::unique_ptr<Ledger> ledger;                 // Rank 0's; null on other ranks, which have `restored`.
+  std::unique_ptr<SteeredSaves> steered;          // Null without Options::steering.
+  std::unique_ptr<BlockingCalls> blocking;        // Before the engine, so that it ends after it.
+  std::unique_ptr<Engine> engine;                 // Null if the root was opened read-only.
+  std::unique_ptr<PoolGrowth> growth;             // Null if so, or if the pool does not grow.
+  std::atomic<std::uint64_t> restore_rounds = 0;  // Begun so far: see RestoreTogether.
 
   // Held through a call of Save: saves are numbered in the order in which the engine gets them.
   Mutex save_mutex;
@@ -135,11 +136,10 @@ class Checkpointer::Impl {
 
   // Read.
   [[nodiscard]] RestoreParts MakeRestoreParts();
-  [[nodiscard]] Result<Restored> Restore(const RestoreParts& parts, const Selector& selector, const State& state,
-                                         const RestoreOptions& restore_options);
-  /// The same, without an effect on the saves that follow.
-  [[nodiscard]] Result<Restored> Read(const RestoreParts& parts, const Selector& selector, const State& state,
-                                      const RestoreOptions& restore_options);
+  [[nodiscard]] Result<Restored> Restore(const Selector& selector, const RestoreCall& call)
+      CAIRN_EXCLUDES(restored_mutex);
+  /// The next saves continue from what was restored.
+  void ContinueFrom(const Restored& now) CAIRN_EXCLUDES(restored_mutex);
 
   // Wait.
   [[nodiscard]] Status WaitIdle(Deadline deadline) const;

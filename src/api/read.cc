@@ -4,6 +4,7 @@
 #include "api/checkpointer_impl.h"
 #include "api/shared_restore.h"
 #include "base/status_macros.h"
+#include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
 
@@ -34,39 +35,35 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
           .kept = &kept_header};
 }
 
-Result<Restored> Checkpointer::Impl::Read(const RestoreParts& parts, const Selector& selector, const State& state,
-                                          const RestoreOptions& restore_options) {
-  if (selector.fall_back() && group->size() > 1) {
-    // Also if the root is not readable here: the other ranks must hear of it.
-    return RestoreTogether({.parts = parts,
-                            .root = root_path,
-                            .selector = selector,
-                            .state = state,
-                            .options = restore_options,
-                            .group = *group,
-                            .group_timeout = options.group_timeout,
-                            .number = shared_restores++,
-                            .readable = CheckReadable(selector)});
-  }
-  CAIRN_RETURN_IF_ERROR(CheckReadable(selector));
-  return RestoreSelected(parts, root_path, selector, group->rank(), state, restore_options);
-}
-
-Result<Restored> Checkpointer::Impl::Restore(const RestoreParts& parts, const Selector& selector, const State& state,
-                                             const RestoreOptions& restore_options) {
+Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const RestoreCall& call) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
-  CAIRN_ASSIGN_OR_RETURN(Restored now, Read(parts, selector, state, restore_options));
-  if (!restore_options.resume) return now;
-  // Of several ranks, each saves only its share of what is replicated.
-  if (growth != nullptr && group->size() == 1) growth->FitTo(state.table()->bytes(), Severity::kInfo);
-  if (ledger != nullptr) ledger->Restored(now.step, now.generation, now.attempt);
-  MutexLock lock(restored_mutex);
-  restored = ManifestParent{now.step, now.attempt};
+  const Status readable = CheckReadable(selector);
+  const RestoreParts parts = MakeRestoreParts();
+  SoloGroup solo;
+  CAIRN_ASSIGN_OR_RETURN(Restored now, RestoreTogether({.parts = parts,
+                                                        .root = root_path,
+                                                        .selector = selector,
+                                                        .call = call,
+                                                        .group = call.alone ? solo : *group,
+                                                        .rank = group->rank(),
+                                                        .group_timeout = options.group_timeout,
+                                                        .next_round = restore_rounds,
+                                                        .readable = readable.ok() ? call.ready : readable}));
+  if (call.resume) ContinueFrom(now);
   return now;
 }
 
+void Checkpointer::Impl::ContinueFrom(const Restored& now) {
+  // Of several ranks, each saves only its share of what is replicated.
+  if (growth != nullptr && group->size() == 1) growth->FitTo(now.bytes, Severity::kInfo);
+  if (ledger != nullptr) ledger->Restored(now.step, now.generation, now.attempt);
+  MutexLock lock(restored_mutex);
+  restored = ManifestParent{now.step, now.attempt};
+}
+
 Result<Restored> Checkpointer::Restore(const Selector& selector, const State& state, const RestoreOptions& options) {
-  return impl_->Restore(impl_->MakeRestoreParts(), selector, state, options);
+  const auto plan = [&](const CheckpointInfo& /*chosen*/) { return ReadPlan{.state = state, .options = options}; };
+  return impl_->Restore(selector, {.plan = plan, .resume = options.resume});
 }
 
 Result<std::vector<CheckpointInfo>> Checkpointer::List() const {

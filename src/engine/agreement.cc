@@ -187,8 +187,8 @@ std::optional<Status> DecodeOutcome(std::string_view text) {
 }
 
 std::string EncodeChoice(const ChoiceMessage& message) {
-  if (!message.end.ok()) return Dump(FromStatus(message.end));
-  Object object = message.damage.ok() ? Object{{"attempt", message.attempt}} : FromStatus(message.damage);
+  Object object = message.refusal.ok() ? Object{{"attempt", message.attempt}} : FromStatus(message.refusal);
+  object["asked"] = message.asked;
   object["step"] = message.step;
   object["path"] = message.path;
   return Dump(object);
@@ -197,21 +197,19 @@ std::string EncodeChoice(const ChoiceMessage& message) {
 Result<ChoiceMessage> DecodeChoice(std::string_view text) {
   ChoiceMessage message;
   MessageReader read;
-  if (!ReadJson(text, read, "choice").ok()) return InvalidMessage(0, text);
-  if (!read.Has("path")) {
-    if (!read.Take(message.end) || message.end.ok()) return InvalidMessage(0, text);
-    return message;
-  }
   const bool good =
-      read.Take("step", message.step) && read.Take("path", message.path) &&
-      (read.Has("code") ? read.Take(message.damage) && !message.damage.ok() : read.Take("attempt", message.attempt));
+      ReadJson(text, read, "choice").ok() && read.Take("asked", message.asked) && read.Take("step", message.step) &&
+      read.Take("path", message.path) &&
+      (read.Has("code") ? read.Take(message.refusal) && !message.refusal.ok() : read.Take("attempt", message.attempt));
   if (!good) return InvalidMessage(0, text);
   return message;
 }
 
 std::string EncodeVerdict(const VerdictMessage& message) {
+  if (message.again) return Dump({{"again", 1}});
   Object object = FromStatus(message.status);
   object["rank"] = message.rank;
+  if (!message.missing.empty()) object["missing"] = message.missing;
   return Dump(object);
 }
 
@@ -219,8 +217,12 @@ Result<VerdictMessage> DecodeVerdict(std::string_view text) {
   VerdictMessage message;
   MessageReader read;
   std::uint64_t rank = 0;
-  if (!ReadJson(text, read, "verdict").ok() || !read.Take(message.status) || !read.Take("rank", rank) ||
-      rank > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
+  if (!ReadJson(text, read, "verdict").ok()) return InvalidMessage(0, text);
+  message.again = read.Has("again");
+  if (message.again) return message;
+  if (!read.Take(message.status) || !read.Take("rank", rank) ||
+      rank > static_cast<std::uint64_t>(std::numeric_limits<int>::max()) ||
+      (read.Has("missing") && !read.Take("missing", message.missing))) {
     return InvalidMessage(0, text);
   }
   message.rank = static_cast<int>(rank);

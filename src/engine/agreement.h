@@ -46,7 +46,8 @@ struct PreparedMessage {
 [[nodiscard]] std::string EncodePrepared(const PreparedMessage& message);
 [[nodiscard]] Result<PreparedMessage> DecodePrepared(int rank, std::string_view text);
 
-/// outcome/, from the coordinator: committed, or why not. read/, from each other rank: its part is read, or why not.
+/// outcome/, from the coordinator: committed, or why not. planned/ and read/, from each other rank: its part is
+/// planned, or read, or why not.
 [[nodiscard]] std::string EncodeOutcome(const Status& status);
 /// None if the text is invalid.
 [[nodiscard]] std::optional<Status> DecodeOutcome(std::string_view text);
@@ -54,22 +55,28 @@ struct PreparedMessage {
 
 /// choice/, from the coordinator: the checkpoint that all ranks read, or why there is none.
 struct ChoiceMessage {
+  /// What the coordinator was asked for.
+  std::string asked;
   std::uint64_t step = 0;
   std::string attempt;
-  /// The coordinator's path, for messages.
+  /// The coordinator's path, for messages. Empty if the restore ends with `refusal`.
   std::string path;
-  /// Not ok: the manifest does not verify, so there is no attempt, and the checkpoint is skipped unread.
-  Status damage;
-  /// Not ok: the restore ends, and all other fields are ignored.
-  Status end;
+  /// Not ok: there is no attempt, because the manifest does not verify; or no checkpoint at all.
+  Status refusal;
 };
 [[nodiscard]] std::string EncodeChoice(const ChoiceMessage& message);
 [[nodiscard]] Result<ChoiceMessage> DecodeChoice(std::string_view text);
 
-/// verdict/, from the coordinator: Ok if all ranks have restored the choice; otherwise one rank's status.
+/// begin/ and verdict/, from the coordinator: Ok if all ranks have planned, or restored, the choice; otherwise one
+/// rank's status.
 struct VerdictMessage {
   int rank = 0;
   Status status;
+  /// Ranks from which nothing came in time: ",1,5,".
+  std::string missing;
+  /// A rank had called alone before, and given up: the ranks do not meet in this round, and all other fields are
+  /// ignored.
+  bool again = false;
 };
 [[nodiscard]] std::string EncodeVerdict(const VerdictMessage& message);
 [[nodiscard]] Result<VerdictMessage> DecodeVerdict(std::string_view text);

@@ -21,46 +21,22 @@ namespace cairn {
 namespace {
 
 // How often to choose again because the choice was removed or replaced before it could be locked: first at once, then
-// after pauses, because a replacement keeps the lock for a few fsyncs.
-constexpr int kMaxChoices = 100;
+// after pauses, because a replacement keeps the lock for a few fsyncs. In all for a minute, as NFS caches names.
+constexpr int kMaxChoices = 1200;
 constexpr int kChoicesAtOnce = 10;
 constexpr std::chrono::milliseconds kChoicePause{50};
 
 using Use = std::function<Status(const StoredCheckpoint& checkpoint)>;
 
-bool KnownDamaged(const RestoreParts& parts, const StoredCheckpoint& checkpoint) {
-  const std::vector<std::string>& damaged = parts.known_damaged;
-  return checkpoint.info.status.ok() &&
-         std::find(damaged.begin(), damaged.end(), checkpoint.info.attempt) != damaged.end();
-}
-
-// Uses the first candidate that `use` does not find damaged. Any error but Corrupt ends the search.
-Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, bool fall_back,
-                    std::vector<std::string>& passed_over, const Use& use) {
-  Status first =
-      Error(StatusCode::kCorrupt, "{}: known to be damaged, and no older one exists", candidates.front().info.path);
-  for (const StoredCheckpoint& candidate : candidates) {
-    const bool known = KnownDamaged(parts, candidate);
-    Status status = known ? first : use(candidate);
-    if (status.code() == StatusCode::kCorrupt && parts.on_damaged) parts.on_damaged(candidate.info);
-    if (known) continue;
-    if (status.code() != StatusCode::kCorrupt || !fall_back) return status;
-    if (passed_over.empty()) first = status;
-    passed_over.push_back(fmt::format("{}: {}", candidate.info.path, status.message()));
-  }
-  return first;
-}
-
 // Calls `use` for the checkpoint that `selector` selects. If it returns NotFound, the checkpoint is gone: chooses
 // again. Returns NotFound only if there is none to choose.
-Status UseChosen(const RestoreParts& parts, const std::string& root, const Selector& selector, bool fall_back,
-                 std::vector<std::string>& passed_over, const Use& use) {
+Status UseChosen(const RestoreParts& parts, const std::string& root, const Selector& selector, const Use& use) {
   Status status;
   for (int times = 0;; ++times) {
     CAIRN_RETURN_IF_ERROR(PauseBeforeChoice(times, status));
     CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, selector));
-    passed_over.clear();
-    status = UseFirstGood(parts, candidates, fall_back, passed_over, use);
+    status = use(candidates.front());
+    if (status.code() == StatusCode::kCorrupt && parts.on_damaged) parts.on_damaged(candidates.front().info);
     if (status.code() != StatusCode::kNotFound) return status;
   }
 }
@@ -234,61 +210,44 @@ Status PauseBeforeChoice(int times, const Status& gone) {
   return Status::Ok();
 }
 
-Result<Restored> RestoreSelected(const RestoreParts& parts, const std::string& root, const Selector& selector, int rank,
-                                 const State& state, const RestoreOptions& options) {
-  Restored restored;
-  std::vector<std::string> passed_over;
-  const auto restore = [&](const StoredCheckpoint& chosen) -> Status {
-    CAIRN_ASSIGN_OR_RETURN(restored, RestoreCheckpoint(parts, chosen, rank, state, options));
-    return Status::Ok();
-  };
-  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, selector.fall_back(), passed_over, restore));
-  restored.passed_over = std::move(passed_over);
-  return restored;
-}
-
 Status VerifySelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
                       const Progress& progress) {
-  std::vector<std::string> none;
-  const auto verify = [&](const StoredCheckpoint& chosen) { return VerifyCheckpoint(parts, chosen, progress); };
-  return UseChosen(parts, root, selector, /*fall_back=*/false, none, verify);
+  return UseChosen(parts, root, selector,
+                   [&](const StoredCheckpoint& chosen) { return VerifyCheckpoint(parts, chosen, progress); });
 }
 
 Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector) {
   CheckpointDetails details;
-  std::vector<std::string> none;
-  const auto inspect = [&](const StoredCheckpoint& chosen) -> Status {
+  CAIRN_RETURN_IF_ERROR(UseChosen({}, root, selector, [&](const StoredCheckpoint& chosen) -> Status {
     CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(chosen));
     return Status::Ok();
-  };
-  CAIRN_RETURN_IF_ERROR(UseChosen({}, root, selector, /*fall_back=*/false, none, inspect));
+  }));
   return details;
 }
 
 Result<CheckpointDetails> InspectSelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
                                           const InspectPart& part) {
   CheckpointDetails details;
-  std::vector<std::string> none;
-  const auto inspect = [&](const StoredCheckpoint& chosen) -> Status {
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, [&](const StoredCheckpoint& chosen) -> Status {
     CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(parts, chosen, part));
     return Status::Ok();
-  };
-  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, /*fall_back=*/false, none, inspect));
+  }));
   return details;
 }
 
-Result<Chosen> ChooseSelected(const RestoreParts& parts, const std::string& root, const Selector& selector) {
+Result<Chosen> ChooseSelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
+                              bool inspect) {
   Chosen chosen;
-  std::vector<std::string> passed_over;
   const auto hold = [&](const StoredCheckpoint& checkpoint) -> Status {
     CAIRN_RETURN_IF_ERROR(checkpoint.info.status);
     CAIRN_ASSIGN_OR_RETURN(ReadLock lock, ReadLock::Take(checkpoint.info.path));
-    chosen.info = checkpoint.info;
     chosen.hold = std::make_shared<const ReadLock>(std::move(lock));
+    chosen.details = {.info = checkpoint.info};
+    if (!inspect) return Status::Ok();
+    CAIRN_ASSIGN_OR_RETURN(chosen.details, InspectCheckpoint(checkpoint));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, selector.fall_back(), passed_over, hold));
-  chosen.passed_over = std::move(passed_over);
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, hold));
   return chosen;
 }
 

@@ -38,8 +38,6 @@ struct RestoreParts {
   std::uint64_t ranks_of_node = 1;
   /// What inspections leave for restores. May be null.
   KeptHeader* kept = nullptr;
-  /// Attempts known to be damaged. A choice skips them without reading or naming them.
-  std::vector<std::string> known_damaged;
   /// The shard with this rank's number is this rank's: it is read first, and its values are returned. False if another
   /// number of ranks saved the checkpoint.
   bool own_shard = true;
@@ -69,23 +67,18 @@ struct RestoreParts {
 
 /// Call it before choosing a checkpoint for the `times`th time, counted from 0, because the previous choice was `gone`
 /// (removed or replaced) before it could be read. Waits a little after the first few. FailedPrecondition, with the last
-/// reason, after some seconds.
+/// reason, after a minute.
 [[nodiscard]] Status PauseBeforeChoice(int times, const Status& gone);
 
-/// Restores the checkpoint under `root` that `selector` selects, by the rules of Checkpointer::Restore: with fallback,
-/// a Corrupt candidate is skipped (and named in Restored::passed_over) for the next older one. If a candidate is
-/// removed or replaced before it is locked, chooses again. NotFound: there was none to choose. FailedPrecondition: for
-/// some seconds each choice was gone again.
-[[nodiscard]] Result<Restored> RestoreSelected(const RestoreParts& parts, const std::string& root,
-                                               const Selector& selector, int rank, const State& state,
-                                               const RestoreOptions& options);
-/// The same choice for Checkpointer::Verify, Inspect and Choose.
+/// For Checkpointer::Verify, Inspect and Choose: the checkpoint that `selector` selects, by the rules of
+/// Checkpointer::Restore. If it is removed or replaced before it is locked, chooses again. NotFound: there was none to
+/// choose.
 [[nodiscard]] Status VerifySelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
                                     const Progress& progress);
 [[nodiscard]] Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector);
 [[nodiscard]] Result<CheckpointDetails> InspectSelected(const RestoreParts& parts, const std::string& root,
                                                         const Selector& selector, const InspectPart& part);
 [[nodiscard]] Result<Chosen> ChooseSelected(const RestoreParts& parts, const std::string& root,
-                                            const Selector& selector);
+                                            const Selector& selector, bool inspect);
 
 }  // namespace cairn

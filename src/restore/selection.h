@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,10 +23,39 @@ struct InspectPart {
 
 /// A checkpoint that was chosen before it is read.
 struct Chosen {
-  CheckpointInfo info;
-  std::vector<std::string> passed_over;  ///< With FallBack: folder and reason of each that was skipped.
+  CheckpointDetails details;  ///< Only `info`, unless it was inspected.
   /// Keeps it from removal and replacement, by any process, until the last copy of this is gone.
   std::shared_ptr<const void> hold;
+};
+
+/// What one rank reads of the checkpoint that was chosen.
+struct ReadPlan {
+  State state;
+  RestoreOptions options;
+  /// See RestoreParts.
+  bool own_shard = true;
+  /// No tensor is read: every byte of the checkpoint is verified instead.
+  bool verify = false;
+  /// Called once every rank has planned, before the first byte of a tensor is written. May be empty.
+  std::function<Status()> begin = nullptr;
+  /// Called once all is read, before this rank says so. May be empty.
+  std::function<Status()> finish = nullptr;
+};
+
+/// What one rank does in a restore. All functions are called on the caller's thread.
+struct RestoreCall {
+  /// Called for each checkpoint that is chosen, also for one again; it stays in place until it has been read. An error
+  /// is this rank's result, as if its files had given it.
+  std::function<Result<ReadPlan>(const CheckpointInfo& chosen)> plan;
+  /// See RestoreOptions.
+  bool resume = true;
+  /// This rank restores without the others of its group.
+  bool alone = false;
+  /// If it is not ok, the restore ends with it on all ranks.
+  Status ready = {};
+  /// Asked several times a second while this rank waits for others. False ends the restore with Cancelled. May be
+  /// empty.
+  std::function<bool()> goes_on = nullptr;
 };
 
 }  // namespace cairn

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cairn/cairn.h"
+#include "support/all_ranks.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
 
@@ -188,7 +189,7 @@ TEST_F(CorpusV1, RestoresWithoutChecksums) {
 TEST_F(CorpusV1, RestoresThreeRanksOnOtherNumbersOfRanks) {
   for (const int world : {3, 2, 1, 5}) {
     const Ranks ranks = OpenRanks(world);
-    for (int rank = 0; rank < world; ++rank) {
+    OnAllRanks(world, [&](int rank) {
       CorpusState state = CorpusRank(rank, world);
 
       const auto restored = ranks[static_cast<std::size_t>(rank)]->Restore(Latest(), state.state());
@@ -196,7 +197,7 @@ TEST_F(CorpusV1, RestoresThreeRanksOnOtherNumbersOfRanks) {
       ASSERT_TRUE(restored.ok()) << restored.status();
       EXPECT_THAT(state.Wrong(7), IsEmpty()) << "rank " << rank << " of " << world;
       EXPECT_EQ(restored->values, rank < kCorpusRanks ? CorpusRankValues(rank) : Values{});
-    }
+    });
   }
 }
 

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "support/tensors.h"
 #include "testing/temp_dir.h"
@@ -244,22 +243,6 @@ TEST_F(Line, RetentionDoesNotCountAMissingShardAtOpen) {
 
   EXPECT_EQ(with_one_newer, (std::vector<std::uint64_t>{10, 20, 30}));
   EXPECT_EQ(Steps(), (std::vector<std::uint64_t>{20, 30, 40}));
-}
-
-TEST_F(Line, RetentionDoesNotCountDamageFoundByAnotherRank) {
-  Open(/*keep_last=*/1);
-  ASSERT_TRUE(Save(10, 10).ok());
-  ASSERT_TRUE(checkpointer_->Pin(10).ok());
-  ASSERT_TRUE(Save(20, 20).ok());
-  const std::string damaged = checkpointer_->List()->back().attempt;
-
-  const auto chosen = BindingCalls::Choose(*checkpointer_, Latest().FallBack(), {damaged});
-  ASSERT_TRUE(checkpointer_->Restore(Step(10), tensors_.state()).ok());
-  ASSERT_TRUE(Save(30, 30).ok());
-
-  ASSERT_TRUE(chosen.ok()) << chosen.status();
-  EXPECT_EQ(chosen->info.step, 10U);
-  EXPECT_EQ(Steps(), (std::vector<std::uint64_t>{10, 20, 30}));  // Damaged ones are not removed either.
 }
 
 TEST_F(Line, CopiedFolderRestores) {

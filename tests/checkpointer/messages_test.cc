@@ -18,6 +18,7 @@
 #include "cairn/cairn.h"
 #include "engine/agreement.h"
 #include "store/names.h"
+#include "support/all_ranks.h"
 #include "support/small_run.h"
 #include "support/three_ranks.h"
 #include "testing/temp_dir.h"
@@ -361,9 +362,11 @@ TEST(ManyRanks, SaveAndRestoreTogether) {
   }
 
   EXPECT_THAT(ListedSteps(*ranks[0]), ElementsAre(1, 2));
-  const auto fresh = SmallState(0, kMany - 1);
-  ASSERT_TRUE(ranks[kMany - 1]->Restore(Latest(), fresh->state()).ok());
-  EXPECT_TRUE(Holds(*fresh, 2, kMany - 1));
+  OnAllRanks(kMany, [&](int of) {
+    const auto fresh = SmallState(0, of);
+    EXPECT_EQ(ranks[static_cast<std::size_t>(of)]->Restore(Latest(), fresh->state()).status(), Status::Ok());
+    EXPECT_TRUE(Holds(*fresh, 2, of));
+  });
 }
 
 /// The coordinator's end of a group whose other ranks, except `absent`, report prepared as soon as they are asked.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cairn/cairn.h"
+#include "support/all_ranks.h"
 #include "support/small_run.h"
 #include "support/three_ranks.h"
 #include "testing/local_group.h"
@@ -41,13 +42,13 @@ TEST_F(Ranks, SaveAndRestoreOneCheckpoint) {
   ASSERT_TRUE(list.ok()) << list.status();
   ASSERT_EQ(list->size(), 2U);
   EXPECT_EQ(list->back().world, 3U);
-  for (int of = 0; of < kRanks; ++of) {
+  OnAllRanks(kRanks, [&](int of) {
     const auto fresh = SmallState(0, of);
     const auto restored = rank(of).Restore(Latest(), fresh->state());
     ASSERT_TRUE(restored.ok()) << restored.status();
     EXPECT_EQ(restored->step, 2U);
     EXPECT_TRUE(Holds(*fresh, 2, of));
-  }
+  });
   ranks_.clear();
   ExpectNothingLost(root(), 2, kRanks);
 }
@@ -56,7 +57,7 @@ TEST_F(Ranks, DifferentRestoredCheckpointsAreNotMixed) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   for (int of = 0; of < kRanks; ++of) {
-    ASSERT_TRUE(rank(of).Restore(Step(of == 1 ? 1 : 2), SmallState(0, of)->state()).ok());
+    ASSERT_TRUE(ReadAlone(rank(of), Step(of == 1 ? 1 : 2), SmallState(0, of)->state()).ok());
   }
 
   const Statuses statuses = SaveAll(3);
@@ -64,9 +65,8 @@ TEST_F(Ranks, DifferentRestoredCheckpointsAreNotMixed) {
   EXPECT_THAT(statuses, Each(HasCode(StatusCode::kFailedPrecondition)));
   EXPECT_THAT(statuses[0].message(), HasSubstr("rank 1"));
   EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1, 2));
-  for (int of = 0; of < kRanks; ++of) {
-    ASSERT_TRUE(rank(of).Restore(Step(2), SmallState(0, of)->state()).ok());
-  }
+  OnAllRanks(kRanks,
+             [&](int of) { EXPECT_EQ(rank(of).Restore(Step(2), SmallState(0, of)->state()).status(), Status::Ok()); });
   ranks_.clear();
   ExpectNothingLost(root(), 2, kRanks);
 }
@@ -123,7 +123,7 @@ TEST_F(Ranks, WriteReplicatedTensorsOnce) {
   EXPECT_THAT(names(), ElementsAre(Pair("a", 1), Pair("b", 1), Pair("c", 1), Pair("own", kRanks)));
   std::fill(same.begin(), same.end(), 0.0F);
   for (int of = 0; of < kRanks; ++of) {
-    const auto restored = rank(of).Restore(Step(1), all[static_cast<std::size_t>(of)]);
+    const auto restored = ReadAlone(rank(of), Step(1), all[static_cast<std::size_t>(of)]);
     ASSERT_TRUE(restored.ok()) << restored.status();
     EXPECT_EQ(same[29], 1.5F);
   }

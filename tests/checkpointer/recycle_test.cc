@@ -232,7 +232,7 @@ TEST_P(Recycle, EveryRankTakesItsOwnFile) {
     const auto& one = ranks[static_cast<std::size_t>(rank)];
     EXPECT_EQ(one->stats().shards_recycled, 2U) << "rank " << rank << ": " << one->stats().not_recycled_reason;
     const auto fresh = SmallState(0, rank);
-    ASSERT_TRUE(one->Restore(Latest(), fresh->state()).ok());
+    ASSERT_TRUE(ReadAlone(*one, Latest(), fresh->state()).ok());
     EXPECT_TRUE(Holds(*fresh, 4, rank));
   }
   EXPECT_EQ(Shards(), 6) << "keep_last and one more";

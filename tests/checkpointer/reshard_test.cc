@@ -16,6 +16,7 @@
 
 #include "api/wiring.h"
 #include "cairn/cairn.h"
+#include "support/all_ranks.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
 
@@ -130,12 +131,12 @@ class Reshard : public testing::Test {
 
 TEST_F(Reshard, RestoresOnFewerRanksByRows) {
   const Ranks ranks = Open(2);
-  for (int rank = 0; rank < 2; ++rank) {
+  OnAllRanks(2, [&](int rank) {
     Part w(Chunk(kRows, rank, 2), {0, kColumns});
     Part m(Chunk(kRows, rank, 2), {0, kColumns}, 3);
     State state;
-    ASSERT_EQ(state.Add("w", w.View("w")), Status::Ok());
-    ASSERT_EQ(state.Add("m", m.View("m")), Status::Ok());
+    EXPECT_EQ(state.Add("w", w.View("w")), Status::Ok());
+    EXPECT_EQ(state.Add("m", m.View("m")), Status::Ok());
 
     const auto restored = ranks[static_cast<std::size_t>(rank)]->Restore(Latest(), state);
 
@@ -144,18 +145,18 @@ TEST_F(Reshard, RestoresOnFewerRanksByRows) {
     EXPECT_EQ(restored->values.at("rank"), Value(std::int64_t{rank}));
     EXPECT_EQ(w.Wrong(1.0F), 0);
     EXPECT_EQ(m.Wrong(0.5F), 0);
-  }
+  });
   EXPECT_EQ(all_headers_read(), 0);
 }
 
 TEST_F(Reshard, RestoresOnMoreRanksByRowsAndByColumns) {
   const Ranks ranks = Open(8);
-  for (int rank = 0; rank < 8; ++rank) {
+  OnAllRanks(8, [&](int rank) {
     Part w(Chunk(kRows, rank, 8), {0, kColumns});
     Part m({0, kRows}, Chunk(kColumns, rank, 8), rank);
     State state;
-    ASSERT_EQ(state.Add("w", w.View("w")), Status::Ok());
-    ASSERT_EQ(state.Add("m by columns", m.View("m")), Status::Ok());
+    EXPECT_EQ(state.Add("w", w.View("w")), Status::Ok());
+    EXPECT_EQ(state.Add("m by columns", m.View("m")), Status::Ok());
 
     const auto restored = ranks[static_cast<std::size_t>(rank)]->Restore(Latest(), state);
 
@@ -163,7 +164,7 @@ TEST_F(Reshard, RestoresOnMoreRanksByRowsAndByColumns) {
     EXPECT_EQ(restored->values.size(), rank < kSaved ? 1U : 0U) << "a rank that did not save has no values";
     EXPECT_EQ(w.Wrong(1.0F), 0);
     EXPECT_EQ(m.Wrong(0.5F), 0);
-  }
+  });
   EXPECT_EQ(all_headers_read(), 0);
 }
 

@@ -1,4 +1,4 @@
-// Restore with FallBack in a group: every rank gets the same attempt, or an error.
+// Restore in a group: every rank gets the same attempt, or an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "store/names.h"
 #include "support/hooked_calls.h"
@@ -157,6 +158,33 @@ TEST_F(RanksRestore, IsCorruptOnAllIfEveryOneIsDamaged) {
   ExpectErrorOf(1, outcomes);
 }
 
+TEST_F(RanksRestore, IsCorruptOnAllWithoutFallBack) {
+  OpenAll();
+  for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
+  ASSERT_NO_FATAL_FAILURE(ExpectRestored(RestoreAll(Latest()), 2));
+  Damage(2, 1);
+
+  const Outcomes outcomes = RestoreAll(Latest());
+
+  ExpectAll(outcomes, StatusCode::kCorrupt, Folder(2));
+  ExpectErrorOf(1, outcomes);
+}
+
+TEST_F(RanksRestore, RefusesDifferentArguments) {
+  OpenAll();
+  for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
+  for (const Selector& other : {Step(2), Latest().FallBack(), cairn::Folder(Folder(2))}) {
+    Pending pending = Begin(Latest(), {0, 2});
+
+    auto refused = rank(1).Restore(other, restored_[1]->state());
+
+    Outcomes outcomes = Await(std::move(pending));
+    outcomes.emplace(1, std::move(refused));
+    ExpectAll(outcomes, StatusCode::kInvalidArgument, "expected the newest, as on rank 0; found ");
+    ExpectErrorOf(1, outcomes);
+  }
+}
+
 TEST_F(RanksRestore, IsNotFoundOnAllIfThereIsNone) {
   OpenAll();
 
@@ -224,6 +252,8 @@ TEST_F(RanksRestore, EndsAtTheDeadlineIfOneNeverCalls) {
 
     ExpectAll(outcomes, StatusCode::kDeadlineExceeded, "nothing from rank " + std::to_string(absent));
     if (absent != 0) ExpectErrorOf(0, outcomes);
+    // Also the rank that was absent comes to the same round then.
+    ASSERT_NO_FATAL_FAILURE(ExpectRestored(RestoreAll(), static_cast<std::uint64_t>(absent) + 1));
     CloseAll();
   }
 }
@@ -254,7 +284,7 @@ TEST_F(RanksRestore, ReadsEachShardOnceWithoutDamage) {
     return counts;
   };
   const std::vector<std::size_t> before = reads();
-  for (int of = 0; of < kRanks; ++of) ASSERT_TRUE(rank(of).Restore(Latest(), SmallState(0, of)->state()).ok());
+  for (int of = 0; of < kRanks; ++of) ASSERT_TRUE(ReadAlone(rank(of), Latest(), SmallState(0, of)->state()).ok());
   const std::vector<std::size_t> alone = reads();
 
   const Outcomes outcomes = RestoreAll();
@@ -294,7 +324,7 @@ TEST_F(RanksRestore, ChoosesAgainIfTheChoiceIsRemoved) {
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   group(1).Hold("choice/");
   Pending pending = Begin(Latest().FallBack());
-  ASSERT_TRUE(group(2).WaitSaid("read/", Soon()));
+  ASSERT_TRUE(group(2).WaitSaid("planned/", Soon()));
 
   std::filesystem::remove_all(Folder(2));
   group(1).Release();
@@ -322,7 +352,7 @@ TEST_F(RanksRestore, ChoosesAgainIfTheChoiceIsReplaced) {
   }
   group(1).Hold("choice/");
   Pending pending = Begin(Latest().FallBack());
-  ASSERT_TRUE(group(2).WaitSaid("read/", Soon()));
+  ASSERT_TRUE(group(2).WaitSaid("planned/", Soon()));
 
   std::filesystem::rename(Folder(1), dir_ / "was");
   std::filesystem::rename(dir_ / "other/" + StepName(1), Folder(1));
@@ -349,7 +379,8 @@ TEST_F(RanksRestore, RetentionDoesNotCountDamageFoundByAnotherRank) {
 
 TEST_F(RanksRestore, IsInternalAfterAnInvalidMessage) {
   std::uint64_t step = 0;
-  for (const auto& [key, by] : std::map<std::string, int>{{"choice/", 0}, {"read/", 1}, {"verdict/", 0}}) {
+  for (const auto& [key, by] :
+       std::map<std::string, int>{{"choice/", 0}, {"planned/", 1}, {"begin/", 0}, {"read/", 1}, {"verdict/", 0}}) {
     SCOPED_TRACE(key);
     OpenAll();
     ASSERT_THAT(SaveAll(++step), Each(Status::Ok()));
@@ -410,15 +441,96 @@ TEST_F(RanksRestore, EndsAtOnceIfOneIsClosed) {
   ExpectAll(outcomes, StatusCode::kFailedPrecondition, "rank 2");
 }
 
-// A single rank may read a checkpoint: without FallBack it waits for nobody.
-TEST_F(RanksRestore, WithoutFallBackIsIndependent) {
+class PlannedRestore : public RanksRestore {
+ protected:
+  /// Rank 1 restores by `call`, and meanwhile the others by Restore.
+  Outcomes RestoreWith(RestoreCall call) {
+    Pending pending = Begin(Latest(), {0, 2});
+    if (!call.plan) {
+      call.plan = [this](const CheckpointInfo& /*chosen*/) { return ReadPlan{.state = restored_[1]->state()}; };
+    }
+    auto own = BindingCalls::Restore(rank(1), Latest(), call);
+    Outcomes outcomes = Await(std::move(pending));
+    outcomes.emplace(1, std::move(own));
+    return outcomes;
+  }
+  void ExpectUntouched() const {
+    const auto fresh = SmallState(0, 0);
+    for (const int of : {0, 2}) EXPECT_TRUE(Holds(*restored_[static_cast<std::size_t>(of)], 0, of)) << "rank " << of;
+  }
+};
+
+TEST_F(PlannedRestore, WritesNothingUnlessEveryRankHasPlanned) {
+  OpenAll();
+  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+
+  const Outcomes outcomes = RestoreWith(
+      {.plan = [](const CheckpointInfo&) -> Result<ReadPlan> { return Status(StatusCode::kInvalidArgument, "no"); }});
+
+  ExpectAll(outcomes, StatusCode::kInvalidArgument, "no");
+  ExpectErrorOf(1, outcomes);
+  ExpectUntouched();
+}
+
+TEST_F(PlannedRestore, EndsOnAllIfOneIsNotReady) {
+  OpenAll();
+  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+
+  const Outcomes outcomes = RestoreWith({.ready = Status(StatusCode::kDeadlineExceeded, "a save is in flight")});
+
+  ExpectAll(outcomes, StatusCode::kDeadlineExceeded, "a save is in flight");
+  ExpectErrorOf(1, outcomes);
+  ExpectUntouched();
+}
+
+TEST_F(PlannedRestore, BeginsAndFinishesAroundTheRead) {
+  OpenAll();
+  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+  std::string seen;
+  const auto plan = [&](const CheckpointInfo& chosen) {
+    seen += std::to_string(chosen.step);
+    const auto holds = [this](std::uint64_t step) { return Holds(*restored_[1], step, 1) ? "y" : "n"; };
+    return ReadPlan{.state = restored_[1]->state(),
+                    .begin = [&seen, holds] { return seen += holds(0), Status::Ok(); },
+                    .finish = [&seen, holds] { return seen += holds(1), Status(StatusCode::kUnsupported, "odd"); }};
+  };
+
+  const Outcomes outcomes = RestoreWith({.plan = plan});
+
+  EXPECT_EQ(seen, "1yy");
+  ExpectAll(outcomes, StatusCode::kUnsupported, "odd");
+  ExpectErrorOf(1, outcomes);
+}
+
+TEST_F(PlannedRestore, EndsWhileItWaitsIfItsCallerDoesNotGoOn) {
+  for (const auto& [said, awaited] :
+       std::map<std::string, std::string>{{"planned/", "begin/"}, {"read/", "verdict/"}}) {
+    SCOPED_TRACE(awaited);
+    OpenAll(kNever);
+    ASSERT_THAT(SaveAll(said == "read/" ? 2 : 1), Each(Status::Ok()));
+    group(1).Hold(awaited);
+
+    const Outcomes outcomes =
+        RestoreWith({.goes_on = [this, what = said] { return !group(1).WaitSaid(what, Deadline::In({})); }});
+
+    group(1).Release();
+    EXPECT_EQ(outcomes.at(1).status().code(), StatusCode::kCancelled) << outcomes.at(1).status();
+    // It had read its part when it waited for the verdict.
+    const StatusCode others = said == "read/" ? StatusCode::kOk : StatusCode::kCancelled;
+    for (const int of : {0, 2}) EXPECT_EQ(outcomes.at(of).status().code(), others) << "rank " << of;
+    CloseAll();
+  }
+}
+
+// A single rank may read a checkpoint, and waits for nobody.
+TEST_F(RanksRestore, ReadingAloneIsIndependent) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
 
-  const auto restored = rank(1).Restore(Latest(), SmallState(0, 1)->state(), {.resume = false});
+  const auto restored = ReadAlone(rank(1), Latest(), SmallState(0, 1)->state(), {.resume = false});
 
   EXPECT_TRUE(restored.ok()) << restored.status();
-  EXPECT_FALSE(group(1).WaitSaid("read/", Deadline::In({})));
+  EXPECT_FALSE(group(1).WaitSaid("planned/", Deadline::In({})));
 }
 
 class LateChoice : public RanksRestore {

@@ -124,7 +124,7 @@ TEST_F(Unknown, StepOfSeveralRanksMayBeSavedAgain) {
   EXPECT_THAT(SaveOnAll(ranks, 1, 8), Each(Status::Ok()));
 
   const auto fresh = SmallState(0, 1);
-  ASSERT_TRUE(ranks[1]->Restore(Step(1), fresh->state()).ok());
+  ASSERT_TRUE(ReadAlone(*ranks[1], Step(1), fresh->state()).ok());
   EXPECT_TRUE(Holds(*fresh, 1, 1, 8));
 }
 
@@ -134,7 +134,7 @@ TEST(RanksOfTwoLines, CommitNothingIfOneHasRestoredNothing) {
   const auto ranks = OpenRanks(2, SmallOptions(dir / "run"));
   ASSERT_EQ(ranks.size(), 2U);
   ASSERT_THAT(SaveOnAll(ranks, 1), Each(Status::Ok()));
-  ASSERT_TRUE(ranks[0]->Restore(Step(1), SmallState(0, 0)->state()).ok());
+  ASSERT_TRUE(ReadAlone(*ranks[0], Step(1), SmallState(0, 0)->state()).ok());
 
   const std::vector<Status> statuses = SaveOnAll(ranks, 2);
 

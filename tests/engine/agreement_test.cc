@@ -165,29 +165,35 @@ TEST(Agreement, RejectsInvalidAttempts) {
 }
 
 TEST(Agreement, EncodesTheChoice) {
-  const auto chosen = DecodeChoice(EncodeChoice({.step = ~0ULL, .attempt = "the-uuid", .path = "/root/step-1"}));
+  const auto chosen =
+      DecodeChoice(EncodeChoice({.asked = "the newest", .step = ~0ULL, .attempt = "the-uuid", .path = "/root/step-1"}));
   const Status damage(StatusCode::kCorrupt, "manifest.json is empty");
-  const auto passed_over = DecodeChoice(EncodeChoice({.step = 7, .path = "/root/step-7", .damage = damage}));
+  const auto passed_over = DecodeChoice(EncodeChoice({.step = 7, .path = "/root/step-7", .refusal = damage}));
   const Status end(StatusCode::kNotFound, "there is no checkpoint");
-  const auto ended = DecodeChoice(EncodeChoice({.end = end}));
+  const auto ended = DecodeChoice(EncodeChoice({.refusal = end}));
 
   ASSERT_TRUE(chosen.ok() && passed_over.ok() && ended.ok());
+  EXPECT_EQ(chosen->asked, "the newest");
   EXPECT_EQ(chosen->step, ~0ULL);
   EXPECT_EQ(chosen->attempt, "the-uuid");
   EXPECT_EQ(chosen->path, "/root/step-1");
-  EXPECT_TRUE(chosen->damage.ok() && chosen->end.ok());
-  EXPECT_EQ(passed_over->damage, damage);
+  EXPECT_EQ(chosen->refusal, Status::Ok());
+  EXPECT_EQ(passed_over->refusal, damage);
   EXPECT_EQ(passed_over->path, "/root/step-7");
-  EXPECT_EQ(ended->end, end);
+  EXPECT_EQ(ended->refusal, end);
+  EXPECT_EQ(ended->path, "");
 }
 
 TEST(Agreement, EncodesTheVerdict) {
   const Status damage(StatusCode::kCorrupt, "shard-00003.safetensors: CRC32C");
 
-  const auto damaged = DecodeVerdict(EncodeVerdict({.rank = 3, .status = damage}));
+  const auto damaged = DecodeVerdict(EncodeVerdict({.rank = 3, .status = damage, .missing = ",1,"}));
   const auto good = DecodeVerdict(EncodeVerdict({}));
+  const auto again = DecodeVerdict(EncodeVerdict({.again = true}));
 
-  ASSERT_TRUE(damaged.ok() && good.ok());
+  ASSERT_TRUE(damaged.ok() && good.ok() && again.ok());
+  EXPECT_EQ(damaged->missing, ",1,");
+  EXPECT_TRUE(again->again && !good->again);
   EXPECT_EQ(damaged->rank, 3);
   EXPECT_EQ(damaged->status, damage);
   EXPECT_EQ(good->status, Status::Ok());

@@ -12,6 +12,7 @@
 #include "api/wiring.h"
 #include "cairn/checkpointer.h"
 #include "format/index.h"
+#include "support/all_ranks.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
 
@@ -61,7 +62,9 @@ class Seeds {
     SaveStep(ranks, 1000, fill);
     if (second) {
       SaveStep(ranks, 1001, fill);
-      for (const auto& rank : ranks) Check(rank->Restore(Step(1000), State()).status());
+      OnAllRanks(world, [&](int rank) {
+        Check(ranks[static_cast<std::size_t>(rank)]->Restore(Step(1000), State()).status());
+      });
       SaveStep(ranks, 1002, fill);
     }
     for (const CheckpointInfo& info : *ranks[0]->List()) Cut(name, info, plans);

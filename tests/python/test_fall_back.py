@@ -169,7 +169,7 @@ def test_no_part_of_a_damaged_checkpoint_stays_beside_an_older_one(worlds: World
 
     for answer in world.answers("c.restore({'new': tensor(0), 'w': tensor(0)}, fall_back=True, strict=False)"):
         assert answer.get("error") == "InvalidArgument", answer
-        assert f"step-{1:020} lacks new, into which a part of a damaged checkpoint was read" in answer["message"]
+        assert f"step-{1:020} lacks new, into which a part of another checkpoint was read" in answer["message"]
         assert f"step-{2:020}. The tree would have values of both" in answer["message"]
     # What the older one has too, and what no checkpoint has, is as ever.
     world.all("found = c.restore({'w': tensor(0), 'more': tensor(3)}, fall_back=True, strict=False)")
@@ -232,13 +232,13 @@ def test_what_is_replaced_in_mid_read_is_chosen_anew(worlds: Worlds, root: Path,
     shutil.copytree(step, other)
     assert world.all("c.save(1, tree(5, rank), replace=True).result()") == [1] * RANKS
     swap = f"os.rename({str(step)!r}, {str(gone)!r}); os.rename({str(other)!r}, {str(step)!r})"
-    world[1].run(f"def swap(): {swap}\nbefore('_read_targets', 1, swap)")
+    world[1].run(f"def swap(): {swap}\nbefore('_begin', 1, swap)")
 
     assert world.all("restore()") == [[1, True]] * RANKS
 
 
 def test_a_choice_that_is_always_gone_is_given_up(worlds: Worlds, root: Path) -> None:
-    world = saved(worlds, 1)
+    world = saved(worlds, 1, timeout=3)
     world.all(MEANWHILE)
     world[1].run("def lost():\n    global times\n    times += 1\n    raise cairn.NotFound('gone again')")
     world[1].run("times = 0; before('_own_view', 1000, lost)")
@@ -246,7 +246,7 @@ def test_a_choice_that_is_always_gone_is_given_up(worlds: Worlds, root: Path) ->
     answers = world.answers("restore()")
 
     assert [answer.get("error") for answer in answers] == ["FailedPrecondition"] * RANKS, answers
-    assert "rank 1: gone again" in answers[0]["message"]
+    assert answers[0]["message"].startswith("rank 1: ") and "(gone again)" in answers[0]["message"]
     assert 1 < world[1].run("times") < 100
 
 

@@ -195,7 +195,7 @@ def test_what_a_rank_keeps_its_own_of_is_not_replicated(worlds: Worlds, root: Pa
 def test_a_rank_that_finds_no_checkpoint_tells_the_others(worlds: Worlds, root: Path) -> None:
     world = worlds(3, timeout=2)
     world.all("c.save(1, tree(1, rank)).wait()")
-    world[1].run("def lost(*_):\n    raise cairn.NotFound('not on this node')\nc._reading.choose = lost")
+    world[1].run("def lost(*_):\n    raise cairn.NotFound('not on this node')\nc._reading._own_view = lost")
 
     answers = world.answers("c.restore(blank(rank))")
 
@@ -287,7 +287,24 @@ def test_a_rank_that_restores_alone_is_told_who_else_must(worlds: Worlds, caller
 
     assert answer["error"] == "DeadlineExceeded"
     assert f"nothing from rank {1 - caller}" in answer["message"]
-    assert "every rank calls restore, within group_timeout" in answer["message"]
+    assert "every rank must restore, within group_timeout" in answer["message"]
+    # It shifts no later one.
+    assert world.all("same(c.restore(blank(rank)), tree(1, rank))") == [True, True]
+
+
+@pytest.mark.parametrize("caller", [0, 1])
+def test_a_restore_that_waits_for_others_ends_at_a_signal(worlds: Worlds, caller: int) -> None:
+    world = worlds(2, timeout=600)
+    assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
+    world[caller].run(
+        "import signal\ndef interrupt(*_): raise KeyboardInterrupt\nsignal.signal(signal.SIGALRM, interrupt)"
+    )
+
+    answer = world[caller].start("signal.setitimer(signal.ITIMER_REAL, 0.5); c.restore(blank(rank))").answer()
+
+    assert answer["error"] == "KeyboardInterrupt", answer
+    if caller == 1:
+        assert world.all("same(c.restore(blank(rank)), tree(1, rank))") == [True, True]
 
 
 def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:

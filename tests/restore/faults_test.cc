@@ -216,29 +216,28 @@ class DisplacedTest : public RestoreFaultsTest {
 TEST_F(DisplacedTest, NewestIsChosenAgainWheneverRetentionIsFaster) {
   constexpr int kTimes = 12;
 
-  const auto restored = RestoreSelected(Displacing(kTimes), root(), Latest(), 0, targets_.state, {});
-  const auto fallen_back = RestoreSelected(Displacing(kTimes), root(), Latest().FallBack(), 0, targets_.state, {});
   const auto inspected = InspectSelected(Displacing(kTimes), root(), Latest(), InspectPart{});
   const Status verified = VerifySelected(Displacing(kTimes), root(), Latest(), {});
 
-  ASSERT_TRUE(restored.ok()) << restored.status();
-  EXPECT_EQ(restored->step, 1 + kTimes);
-  ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
-  EXPECT_EQ(fallen_back->step, 1 + 2 * kTimes);
-  EXPECT_THAT(fallen_back->passed_over, IsEmpty());
   ASSERT_TRUE(inspected.ok()) << inspected.status();
-  EXPECT_EQ(inspected->info.step, 1 + 3 * kTimes);
+  EXPECT_EQ(inspected->info.step, 1 + kTimes);
   EXPECT_TRUE(verified.ok()) << verified;
 }
 
 TEST_F(DisplacedTest, RemovedNamedStepIsNotFound) {
-  const auto restored = RestoreSelected(Displacing(1), root(), Step(1), 0, targets_.state, {});
+  const Status verified = VerifySelected(Displacing(1), root(), Step(1), {});
 
-  EXPECT_EQ(restored.status().code(), StatusCode::kNotFound) << restored.status();
+  EXPECT_EQ(verified.code(), StatusCode::kNotFound) << verified;
+}
+
+TEST_F(DisplacedTest, RestoredCheckpointIsHeld) {
+  const auto restored = RestoreSelected(Displacing(1), root(), Latest(), 0, targets_.state, {});
+
+  EXPECT_EQ(restored.status().code(), StatusCode::kFailedPrecondition) << "the removal's";
 }
 
 TEST_F(DisplacedTest, ChosenCheckpointStaysUntilReleased) {
-  auto chosen = ChooseSelected(Parts(), root(), Latest());
+  auto chosen = ChooseSelected(Parts(), root(), Latest(), /*inspect=*/false);
   ASSERT_TRUE(chosen.ok()) << chosen.status();
   const RestoreParts displacing = Displacing(1);
 
@@ -247,46 +246,6 @@ TEST_F(DisplacedTest, ChosenCheckpointStaysUntilReleased) {
   chosen->hold.reset();
 
   EXPECT_TRUE(Displacing(1).queue().ok());
-}
-
-TEST_F(DisplacedTest, ChoiceUsesManifestsAndKnownDamage) {
-  const std::string attempt = "11111111-2222-4333-8444-555555555555";
-  const std::string known = WriteCheckpoint(root(), {.step = 2, .attempt = attempt, .shards = {{.tensors = {saved_}}}});
-  std::filesystem::remove(known + "/shard-00000.safetensors");
-  const std::string newest = WriteCheckpoint(root(), {.step = 3, .shards = {{.tensors = {saved_}}}});
-  WriteWholeFile(newest + "/manifest.json", "{}");
-
-  const auto strict = ChooseSelected(Parts(), root(), Step(2));
-  const auto fallen_back = ChooseSelected(Parts(), root(), Latest().FallBack());
-  RestoreParts parts = Parts();
-  parts.known_damaged = {attempt};
-  const auto further = ChooseSelected(parts, root(), Latest().FallBack());
-  const auto restored = RestoreSelected(parts, root(), Latest().FallBack(), 0, targets_.state, {});
-
-  for (const auto* one : {&strict, &fallen_back}) {
-    ASSERT_TRUE(one->ok()) << one->status();
-    EXPECT_EQ((*one)->info.step, 2);
-  }
-  ASSERT_TRUE(further.ok()) << further.status();
-  EXPECT_EQ(further->info.step, 1);
-  EXPECT_THAT(further->passed_over, ElementsAre(HasSubstr(newest + "/manifest.json")));
-  ASSERT_TRUE(restored.ok()) << restored.status();
-  EXPECT_EQ(restored->step, 1);
-  EXPECT_EQ(restored->passed_over, further->passed_over);
-}
-
-TEST_F(DisplacedTest, NothingIsChosenIfAllAreDamaged) {
-  const std::string attempt = Read(folder_).info.attempt;
-
-  RestoreParts parts = Parts();
-  parts.known_damaged = {attempt};
-  const auto chosen = ChooseSelected(parts, root(), Latest().FallBack());
-  const auto restored = RestoreSelected(parts, root(), Step(1).FallBack(), 0, targets_.state, {});
-
-  for (const Status& status : {chosen.status(), restored.status()}) {
-    EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status;
-    EXPECT_THAT(status.message(), HasSubstr(folder_));
-  }
 }
 
 TEST_F(RestoreFaultsTest, CheckpointReplacedMeanwhileIsNotFound) {

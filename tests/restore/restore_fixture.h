@@ -3,15 +3,37 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
 
+#include "api/shared_restore.h"
+#include "group/solo_group.h"
 #include "restore/reader.h"
 #include "support/checkpoint_writer.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {
+
+/// The restore of a process alone that is rank `rank`.
+[[nodiscard]] inline Result<Restored> RestoreSelected(const RestoreParts& parts, const std::string& root,
+                                                      const Selector& selector, int rank, const State& state,
+                                                      const RestoreOptions& options) {
+  const RestoreCall call{.plan = [&](const CheckpointInfo&) {
+    return ReadPlan{.state = state, .options = options, .own_shard = parts.own_shard};
+  }};
+  SoloGroup solo;
+  std::atomic<std::uint64_t> round = 0;
+  return RestoreTogether({.parts = parts,
+                          .root = root,
+                          .selector = selector,
+                          .call = call,
+                          .group = solo,
+                          .rank = rank,
+                          .next_round = round,
+                          .readable = {}});
+}
 
 /// Memory for restored tensors, filled with a pattern that no restore produces.
 class Targets {

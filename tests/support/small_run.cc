@@ -82,6 +82,12 @@ Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOpt
   return status;
 }
 
+Result<Restored> ReadAlone(Checkpointer& checkpointer, const Selector& selector, const State& state,
+                           const RestoreOptions& options) {
+  const auto plan = [&](const CheckpointInfo& /*chosen*/) { return ReadPlan{.state = state, .options = options}; };
+  return BindingCalls::Restore(checkpointer, selector, {.plan = plan, .resume = options.resume, .alone = true});
+}
+
 Status RestoreAndCompare(Checkpointer& checkpointer, const Selector& selector, std::uint64_t variant) {
   Tensors fresh = Shaped(0);
   CAIRN_ASSIGN_OR_RETURN(const Restored restored, checkpointer.Restore(selector, fresh.state()));

@@ -36,6 +36,9 @@ void AbandonAtOnce(Checkpointer& checkpointer);
 /// Saves SmallState(step) and waits until it is durable.
 Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options = {},
                    std::uint64_t variant = 0);
+/// Restore on this rank alone, also in a group.
+Result<Restored> ReadAlone(Checkpointer& checkpointer, const Selector& selector, const State& state,
+                           const RestoreOptions& options = {});
 /// Restores and compares every bit with SmallState of the step that was found.
 Status RestoreAndCompare(Checkpointer& checkpointer, const Selector& selector, std::uint64_t variant = 0);
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from .. import _core, _errors
-from .._errors import Corrupt, DeadlineExceeded, Error, NotFound
+from .._errors import DeadlineExceeded, Error
 from .stopping import Agreement
 from .store_link import StoreLink
 from .stores import resolve
 
 T = TypeVar("T")
 _CALLS = {  # Which call of the Checkpointer exchanges these messages.
-    "open": "opens the Checkpointer", "choice": "calls restore", "choice found": "calls restore",
-    "restore": "calls restore", "dcp": "saves", "dcp items": "saves", "dcp values": "saves", "dcp contents": "saves",
+    "open": "opens the Checkpointer",
+    "dcp": "saves", "dcp items": "saves", "dcp values": "saves", "dcp contents": "saves",
 }  # fmt: skip
 
 
@@ -38,39 +38,15 @@ class Ranks:
         return self._link.core if self._link else None
 
     def together(self, what: str, call: Callable[[], T]) -> T:
-        """Returns the call's result once it has succeeded on every rank; else raises its error, or another rank's."""
-        result, errors = self.outcomes(what, call)
-        for error in [errors[self.rank]] if self.rank in errors else errors.values():
-            raise error
-        return cast(T, result)
-
-    def outcomes(self, what: str, call: Callable[[], T]) -> tuple[T | None, dict[int, Exception]]:
-        """The call's result on this rank, and the errors by rank, which are the same on every rank. Another rank's
-        error begins with its number. Raises if the ranks cannot reach each other: this rank's own error if it ends the
-        call whatever the others say."""
-        result: T | None = None
-        errors: dict[int, Exception] = {}
-        message = b"{}"
+        """Returns the call's result once it has succeeded on every rank; else raises its error, or another rank's,
+        which begins with that one's number."""
         try:
             result = call()
-        except Exception as error:  # noqa: BLE001 (every rank raises it)
-            errors[self.rank] = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-            message = _encode_error(error)
-        if self._link is None:
-            return result, errors
-        try:
-            messages = self._gather(what, message)
-        except Error as unheard:
-            # With answers, Corrupt and NotFound may not end the call (another checkpoint is tried): only mention them.
-            for own in errors.values():
-                if isinstance(own, (Corrupt, NotFound)):
-                    raise unheard.with_text(f"{unheard} (on this rank: {own})") from own
-                raise own from unheard
+        except Exception as error:
+            self.give_up(what, error)
             raise
-        for rank, said in enumerate(messages):
-            if rank != self.rank and (theirs := _decode_error(f"rank {rank}: ", said)):
-                errors[rank] = theirs
-        return result, errors
+        self.exchange(what, b"")
+        return result
 
     def exchange(self, what: str, message: bytes) -> list[bytes]:
         """Every rank's message, by rank. If a rank calls `give_up` instead, raises its error. A rank that comes after
