@@ -56,7 +56,7 @@ struct KeyValueStore {
   std::function<Status(const std::string& key, const std::string& value)> set;
   /// Sets a key that is not there, atomically. Returns whether it was not there.
   std::function<Result<bool>(const std::string& key, const std::string& value)> set_if_absent;
-  /// The value of a key that is there.
+  /// The value of the key; NotFound if it is not there.
   std::function<Result<std::string>(const std::string& key)> get;
   /// Whether the key is there.
   std::function<Result<bool>(const std::string& key)> check;

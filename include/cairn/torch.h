@@ -297,10 +297,14 @@ inline KeyValueStore WrapStore(const c10::intrusive_ptr<c10d::Store>& store) {
             return with_torch::InStore(
                 [&] { return with_torch::Text(store->compareSet(key, {}, with_torch::Bytes(value))) == value; });
           },
-      .get =
-          [store](const std::string& key) {
-            return with_torch::InStore([&] { return with_torch::Text(store->get(key)); });
-          },
+      .get = [store](const std::string& key) -> Result<std::string> {
+        constexpr char kAbsent[] = "-";  // No value is this; c10d's own get would wait.
+        Result<std::string> value = with_torch::InStore([&] {
+          return with_torch::Text(store->compareSet(key, with_torch::Bytes(kAbsent), with_torch::Bytes(kAbsent)));
+        });
+        if (value.ok() && *value == kAbsent) return Status(StatusCode::kNotFound, key + " is not in the store");
+        return value;
+      },
       .check = [store](const std::string& key) { return with_torch::InStore([&] { return store->check({key}); }); },
       .wait =
           [store](const std::string& key, std::chrono::milliseconds timeout) {

@@ -8,9 +8,11 @@
 namespace cairn {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"message", "closed", "filled"};  // By kind.
+// By kind.
+constexpr std::array<std::string_view, 5> kNames = {"message", "closed", "filled", "refused", "late"};
 
-std::size_t PartsOf(StoreEntry::Kind kind) { return kind == StoreEntry::Kind::kMessage ? 3 : 1; }
+bool HasText(StoreEntry::Kind kind) { return kind != StoreEntry::Kind::kClosed && kind != StoreEntry::Kind::kFilled; }
+std::size_t PartsOf(StoreEntry::Kind kind) { return kind == StoreEntry::Kind::kMessage ? 3 : HasText(kind) ? 2 : 1; }
 
 void AppendPart(std::string& bytes, std::string_view part) {
   bytes += std::to_string(part.size());
@@ -43,10 +45,8 @@ std::string PackEntry(const StoreEntry& entry) {
   std::string bytes;
   AppendPart(bytes, kNames[static_cast<std::size_t>(entry.kind)]);
   AppendPart(bytes, std::to_string(entry.number));
-  if (entry.kind == StoreEntry::Kind::kMessage) {
-    AppendPart(bytes, entry.key);
-    AppendPart(bytes, entry.text);
-  }
+  if (entry.kind == StoreEntry::Kind::kMessage) AppendPart(bytes, entry.key);
+  if (HasText(entry.kind)) AppendPart(bytes, entry.text);
   return bytes;
 }
 
@@ -63,10 +63,8 @@ std::optional<StoreEntry> UnpackEntry(std::string_view bytes) {
     const auto number = ParseNumber<int>(parts[1]);
     if (!number || *number < 0) return std::nullopt;
     entry.number = *number;
-    if (entry.kind == StoreEntry::Kind::kMessage) {
-      entry.key = parts[2];
-      entry.text = parts[3];
-    }
+    if (entry.kind == StoreEntry::Kind::kMessage) entry.key = parts[2];
+    if (HasText(entry.kind)) entry.text = parts.back();
     return entry;
   }
   return std::nullopt;

@@ -17,9 +17,8 @@ namespace cairn {
 /// Ranks that talk through a key-value store, such as torch.distributed's c10d Store, which calls may block.
 ///
 /// Messages to be sent wait until a thread of the store's takes them with NextMessage. It passes on what it receives
-/// with Hear. So no caller of the group ever enters the store: StoreLink has these threads in C++, and the Python
-/// package in Python. A thread of the group keeps the deadlines, whatever the store does. All calls are safe from any
-/// thread.
+/// with Hear: see StoreLink. So no caller of the group ever enters the store. A thread of the group keeps the
+/// deadlines, whatever the store does. All calls are safe from any thread.
 class StoreGroup : public Group {
  public:
   /// How much longer than its deadline Await waits. The coordinator's wait ends at the same deadline, and this leaves

@@ -1,17 +1,16 @@
 #include "group/store_link.h"
 
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <new>
+#include <map>
+#include <memory>
 #include <sstream>
-#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "base/status_macros.h"
 #include "base/thread.h"
-#include "base/uuid.h"
 #include "group/solo_group.h"
 
 namespace cairn {
@@ -21,20 +20,14 @@ using std::chrono::milliseconds;
 
 // One wait in the store: c10d prints a warning after each.
 constexpr milliseconds kLongestWait = std::chrono::hours(1);
-// One wait while the group opens: it may be closed meanwhile.
-constexpr milliseconds kOpeningWait = std::chrono::seconds(1);
 // Between rank 0's checks for a message that was counted and does not come.
 constexpr milliseconds kGap = std::chrono::seconds(1);
-// In a hello's id, before the size of the group.
-constexpr std::string_view kOfSize = " of ";
-// Begins an answer that is no session.
-constexpr char kRefused = '!';
-// The longest pause between rank 0's checks for the successor of a rank that has not taken its answer.
-constexpr milliseconds kSuccessor{100};
 // The longest pause before a full store is tried again.
 constexpr milliseconds kFull{250};
 // Until a listener that has not ended is woken.
 constexpr milliseconds kBlocked{50};
+// Messages that rank 0 reads before it passes them on.
+constexpr std::size_t kAtOnce = 1024;
 // Entries of the log that the last rank removes: those written while others left.
 constexpr std::int64_t kLeftovers = 32;
 
@@ -48,109 +41,120 @@ Status StatusOf(const Result<T>& result) {
   return result.status();
 }
 
-std::string Seconds(std::chrono::nanoseconds span) {
-  return fmt::format("{:g} s", std::chrono::duration<double>(span).count());
-}
+/// A StoreLink with threads of the library's, which keep it alive.
+struct LinkWithThreads : std::enable_shared_from_this<LinkWithThreads> {
+  LinkWithThreads(StoreGroupOptions options, std::string title) : link(std::move(options), std::move(title)) {}
 
-/// A rank's end of a StoreLink, as its owner sees it.
-class LinkedGroup : public Group {
- public:
-  explicit LinkedGroup(std::shared_ptr<StoreLink> link) : process_(::getpid()), link_(std::move(link)) {}
-  ~LinkedGroup() override {
-    if (::getpid() == process_) {
-      link_->Close();
-    } else {  // The threads are the parent's: their handles may be neither joined nor destroyed here.
-      static_cast<void>(new (std::nothrow) std::shared_ptr<StoreLink>(link_));
+  void Close(std::chrono::nanoseconds timeout) {
+    link.Stop();
+    if (link.WaitUntilEnded(Deadline::In(timeout))) {
+      sender.join();
+      listener.join();
+    } else {  // In a forked child the threads are the parent's: their handles may be neither joined nor destroyed.
+      left_behind = shared_from_this();
     }
   }
-  LinkedGroup(const LinkedGroup&) = delete;
-  LinkedGroup& operator=(const LinkedGroup&) = delete;
 
-  [[nodiscard]] int rank() const override { return link_->group().rank(); }
-  [[nodiscard]] int size() const override { return link_->group().size(); }
-  void Send(const std::string& key, std::string message) override { link_->group().Send(key, std::move(message)); }
-  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override {
-    link_->group().Collect(key, deadline, std::move(on_message), std::move(end));
-  }
-  void Announce(const std::string& key, std::string message) override {
-    link_->group().Announce(key, std::move(message));
-  }
-  void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
-    link_->group().Await(key, deadline, std::move(on_announced));
-  }
-
- private:
-  const pid_t process_;
-  const std::shared_ptr<StoreLink> link_;
+  StoreLink link;
+  std::thread sender;
+  std::thread listener;
+  // This object itself, if its threads hang.
+  std::shared_ptr<LinkWithThreads> left_behind;
 };
 
 }  // namespace
 
 Result<std::shared_ptr<Group>> MakeStoreGroup(StoreGroupOptions options,
                                               std::function<Result<KeyValueStore>()> connect) {
+  const std::string title = "group " + options.name;
   if (options.rank < 0 || options.rank >= options.size) {
-    return Error(StatusCode::kInvalidArgument, "group {}: expected a rank from 0 to {}, found {}", options.name,
-                 options.size - 1, options.rank);
+    return Error(StatusCode::kInvalidArgument, "{}: expected a rank from 0 to {}, found {}", title, options.size - 1,
+                 options.rank);
   }
   if (options.size == 1) return std::shared_ptr<Group>(std::make_shared<SoloGroup>());
-  const auto link = std::make_shared<StoreLink>(std::move(options), std::move(connect));
-  CAIRN_RETURN_IF_ERROR(link->Start());
-  return std::shared_ptr<Group>(std::make_shared<LinkedGroup>(link));
+  const std::chrono::nanoseconds close_timeout = options.close_timeout;
+  const auto served = std::make_shared<LinkWithThreads>(std::move(options), title);
+  CAIRN_ASSIGN_OR_RETURN(served->listener,
+                         StartThread("cairn-listen", [served, connect] { served->link.RunListener(connect); }));
+  Result<std::thread> sender = StartThread("cairn-send", [served, connect] { served->link.RunSender(connect); });
+  if (!sender.ok()) {
+    served->link.RunSender([&] { return sender.status(); });  // Which ends the listener.
+    served->listener.join();
+    return sender.status();
+  }
+  served->sender = *std::move(sender);
+  return std::shared_ptr<Group>(&served->link.group(),
+                                [served, close_timeout](Group*) { served->Close(close_timeout); });
 }
 
-StoreLink::StoreLink(StoreGroupOptions options, Connect connect)
-    : options_(std::move(options)),
-      connect_(std::move(connect)),
+StoreLink::StoreLink(StoreGroupOptions options, std::string title)
+    : process_(::getpid()),
+      options_(std::move(options)),
+      title_(std::move(title)),
       leads_(options_.rank == 0),
       group_(options_.rank, options_.size),
+      meeting_(options_, close_by_),
       readers_(options_.size - 1) {}
 
 // The threads.
 
-Status StoreLink::StartServing(const char* name, Served StoreLink::*served, Status (StoreLink::*work)()) {
-  MutexLock lock(mutex_);
-  CAIRN_ASSIGN_OR_RETURN(
-      (this->*served).thread, StartThread(name, [self = shared_from_this(), served, work] {
-        StoreLink& link = *self;
-        if (const Status status = (link.*work)(); !status.ok()) {
-          link.group_.Fail(Error(status.code(), "group {}: {}", link.options_.name, status.message()));
-        }
-        MutexLock ending(link.mutex_);
-        (link.*served).running = false;
-        link.ended_.NotifyAll();
-      }));
-  (this->*served).running = true;
-  return {};
+void StoreLink::RunSender(const Connect& connect) {
+  BreakIfLost(Send(connect));
+  SetPhase(Phase::kEnded);
 }
 
-bool StoreLink::HasEnded(const Served StoreLink::*served, Deadline deadline) {
+void StoreLink::RunListener(const Connect& connect) {
+  BreakIfLost(Listen(connect));
   MutexLock lock(mutex_);
-  while ((this->*served).running && !deadline.passed()) ended_.WaitUntil(mutex_, deadline);
-  return !(this->*served).running;
+  listening_ = false;
+  changed_.NotifyAll();
 }
 
-void StoreLink::Close() {
-  const Deadline deadline = Deadline::In(options_.close_timeout);
+void StoreLink::BreakIfLost(const Status& status) {
+  if (!status.ok()) group_.Fail(Error(status.code(), "{}: {}", title_, status.message()));
+}
+
+void StoreLink::SetPhase(Phase phase) {
+  MutexLock lock(mutex_);
+  phase_ = phase;
+  changed_.NotifyAll();
+}
+
+bool StoreLink::opened() {
+  MutexLock lock(mutex_);
+  return phase_ == Phase::kOpened;
+}
+
+StoreLink::Phase StoreLink::WaitWhileOpening() {
+  MutexLock lock(mutex_);
+  while (phase_ == Phase::kOpening && !Deadline::At(close_by_).passed()) {
+    changed_.WaitUntil(mutex_, Deadline::At(close_by_));
+  }
+  return phase_;
+}
+
+bool StoreLink::ListenerHasEnded(Deadline deadline) {
+  MutexLock lock(mutex_);
+  while (listening_ && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+  return !listening_;
+}
+
+bool StoreLink::WaitUntilEnded(Deadline deadline) {
+  if (::getpid() != process_) return false;
+  MutexLock lock(mutex_);
+  while ((listening_ || phase_ != Phase::kEnded) && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+  return !listening_ && phase_ == Phase::kEnded;
+}
+
+void StoreLink::Stop() {
+  if (::getpid() != process_) return;
   {
     MutexLock lock(mutex_);
-    close_by_ = deadline.when();
-    ended_.NotifyAll();  // A thread that pauses because the store is full may have to end.
+    // The rest of the time is for the threads to end.
+    close_by_ = std::min(close_by_.load(), Deadline::In(options_.close_timeout / 4 * 3).when());
+    changed_.NotifyAll();  // A thread that pauses because the store is full may have to end.
   }
   group_.Stop();
-  if (!HasEnded(&StoreLink::sender_, deadline) || !HasEnded(&StoreLink::listener_, deadline)) {
-    MutexLock lock(mutex_);
-    left_behind_ = shared_from_this();
-    return;
-  }
-  Served sender;
-  Served listener;
-  {
-    MutexLock lock(mutex_);
-    std::swap(sender, sender_);
-    std::swap(listener, listener_);
-  }
-  sender.thread.join();
-  if (listener.thread.joinable()) listener.thread.join();
 }
 
 template <typename Call>
@@ -160,9 +164,8 @@ auto StoreLink::TryWhileFull(const Call& call, Deadline until) {
     if (StatusOf(result).code() != StatusCode::kNoSpace) return result;
     const Deadline next = Deadline::In(pause);
     MutexLock lock(mutex_);
-    // Before the last moment, so that Close sees the thread end.
     if (next.when() >= std::min(until.when(), close_by_.load())) return result;
-    ended_.WaitUntil(mutex_, next);
+    changed_.WaitUntil(mutex_, next);
   }
 }
 
@@ -181,12 +184,14 @@ KeyValueStore StoreLink::WhileFull(const KeyValueStore& store, Deadline until) {
           .erase = patient(store.erase)};
 }
 
-Status StoreLink::Send() {
+Status StoreLink::Send(const Connect& connect) {
   const Deadline opened_by = Deadline::In(options_.open_timeout);
-  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore connected, TryWhileFull(connect_, opened_by));
-  CAIRN_RETURN_IF_ERROR(Meet(WhileFull(connected, opened_by), opened_by));
+  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore connected, TryWhileFull(connect, opened_by));
+  const KeyValueStore opening = WhileFull(connected, opened_by);
+  CAIRN_RETURN_IF_ERROR(meeting_.Meet(opening, opened_by,
+                                      [&](const Status& why, int told) { return GiveUpOpening(opening, why, told); }));
+  SetPhase(Phase::kOpened);
   const KeyValueStore store = WhileFull(connected, Deadline::Infinite());
-  CAIRN_RETURN_IF_ERROR(StartServing("cairn-listen", &StoreLink::listener_, &StoreLink::Listen));
   while (true) {
     Result<StoreGroup::Message> message = group_.NextMessage(leads_ ? Deadline::In(kGap) : Deadline::Infinite());
     if (message.ok()) {
@@ -200,9 +205,12 @@ Status StoreLink::Send() {
   }
 }
 
-Status StoreLink::Listen() {
-  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore connected, TryWhileFull(connect_, Deadline::Infinite()));
+Status StoreLink::Listen(const Connect& connect) {
+  const Phase phase = WaitWhileOpening();
+  if (phase == Phase::kEnded || (phase == Phase::kOpening && leads_)) return {};
+  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore connected, TryWhileFull(connect, Deadline::Infinite()));
   const KeyValueStore store = WhileFull(connected, Deadline::Infinite());
+  if (phase == Phase::kOpening) return meeting_.EndWait(store);
   while (group_.WaitUntilWanted(Deadline::Infinite()).ok()) {
     CAIRN_ASSIGN_OR_RETURN(const bool there, store.wait(AwaitedKey(), kLongestWait));
     if (there) CAIRN_RETURN_IF_ERROR(leads_ ? ReadInbox(store) : ReadLog(store));
@@ -210,116 +218,19 @@ Status StoreLink::Listen() {
   return {};
 }
 
-// Opening.
-
-Status StoreLink::Meet(const KeyValueStore& store, Deadline deadline) {
-  return leads_ ? MeetAsCoordinator(store, deadline) : MeetCoordinator(store, deadline);
-}
-
-Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline) {
-  const std::string id = MakeUuid() + std::string(kOfSize) + std::to_string(options_.size);
-  const std::string hello = HelloKey(options_.rank);
-  CAIRN_RETURN_IF_ERROR(store.set(hello, id));
-  const Result<bool> welcomed = Await(store, WelcomeKey(id), deadline);
-  if (!welcomed.ok() || !*welcomed) {
-    static_cast<void>(store.erase(hello));
-    CAIRN_RETURN_IF_ERROR(welcomed.status());
-    return Error(StatusCode::kDeadlineExceeded, "not opened by rank 0 within {}", Seconds(options_.open_timeout));
-  }
-  CAIRN_ASSIGN_OR_RETURN(session_, store.get(WelcomeKey(id)));
-  CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
-  if (session_.starts_with(kRefused)) return {StatusCode::kFailedPrecondition, session_.substr(1)};
-  return {};
-}
-
-Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) {
-  session_ = MakeUuid();
-  for (int rank = 1; rank < options_.size; ++rank) {
-    CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, HelloKey(rank), deadline));
-    if (!came) {
-      CAIRN_ASSIGN_OR_RETURN(std::vector<int> missing, TakeBack(store));
-      for (int other = rank; other < options_.size; ++other) {
-        CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(HelloKey(other)));
-        if (!there) missing.push_back(other);
-      }
-      return Late(missing);
-    }
-    CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
-    // A refusal ends the opening, unless that rank is dead.
-    if (!welcomed_[rank].refusal.ok()) CAIRN_RETURN_IF_ERROR(WelcomeSuccessors(store, deadline));
-  }
-  return WelcomeSuccessors(store, deadline);
-}
-
-Status StoreLink::Welcome(const KeyValueStore& store, int rank) {
-  Welcomed welcomed;
-  CAIRN_ASSIGN_OR_RETURN(welcomed.id, store.get(HelloKey(rank)));
-  CAIRN_RETURN_IF_ERROR(store.erase(HelloKey(rank)));
-  const std::string& id = welcomed.id;
-  const auto size = id.find(kOfSize);  // Earlier versions did not say it.
-  if (size != std::string::npos && id.substr(size + kOfSize.size()) != std::to_string(options_.size)) {
-    welcomed.refusal = Error(StatusCode::kFailedPrecondition, "rank 0 opened it with {} ranks, rank {} with {}",
-                             options_.size, rank, id.substr(size + kOfSize.size()));
-  }
-  welcomed_[rank] = welcomed;
-  return store.set(WelcomeKey(id), welcomed.refusal.ok() ? session_ : kRefused + welcomed.refusal.message());
-}
-
-Status StoreLink::WelcomeSuccessors(const KeyValueStore& store, Deadline deadline) {
-  milliseconds pause(1);
-  while (true) {
-    for (auto it = welcomed_.begin(); it != welcomed_.end();) {
-      const auto [rank, welcomed] = *it++;
-      CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(welcomed.id)));
-      CAIRN_ASSIGN_OR_RETURN(const bool again, store.check(HelloKey(rank)));
-      if (waits && !again) continue;
-      welcomed_.erase(rank);
-      if (!waits) {
-        CAIRN_RETURN_IF_ERROR(welcomed.refusal);
-        continue;
-      }
-      CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(welcomed.id)));
-      CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
-    }
-    if (welcomed_.empty()) return {};
-    if (Deadline::At(std::min(deadline.when(), close_by_.load())).passed()) {
-      CAIRN_ASSIGN_OR_RETURN(const std::vector<int> dead, TakeBack(store));
-      if (!dead.empty()) return Late(dead);
-      continue;  // All have taken theirs meanwhile.
-    }
-    MutexLock lock(mutex_);
-    ended_.WaitUntil(mutex_, Deadline::In(pause));
-    pause = std::min(2 * pause, kSuccessor);
-  }
-}
-
-Result<std::vector<int>> StoreLink::TakeBack(const KeyValueStore& store) const {
-  std::vector<int> dead;
-  for (const auto& [rank, welcomed] : welcomed_) {
-    CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(welcomed.id)));
-    if (!waits) continue;
-    dead.push_back(rank);
-    CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(welcomed.id)));
-  }
-  return dead;
-}
-
-Status StoreLink::Late(const std::vector<int>& ranks) const {
-  return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", fmt::join(ranks, ", "),
-               Seconds(options_.open_timeout));
-}
-
-Result<bool> StoreLink::Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const {
-  while (true) {
-    const auto left =
-        std::chrono::ceil<milliseconds>(std::min(deadline.when(), close_by_.load()) - Deadline::Clock::now());
-    if (left.count() <= 0) return store.check(key);
-    CAIRN_ASSIGN_OR_RETURN(const bool there, store.wait(key, std::min(left, kOpeningWait)));
-    if (there) return true;
-  }
-}
-
 // Sending.
+
+Status StoreLink::GiveUpOpening(const KeyValueStore& store, const Status& why, int readers) {
+  BreakIfLost(why);
+  if (readers == 0) return {};
+  const bool late = why.code() == StatusCode::kDeadlineExceeded;
+  const StoreEntry entry = {
+      .kind = late ? StoreEntry::Kind::kLate : StoreEntry::Kind::kRefused, .number = readers, .text = why.message()};
+  for (std::int64_t number = 1;; ++number) {
+    CAIRN_ASSIGN_OR_RETURN(const bool put, Put(store, Key("log", number), entry));
+    if (put) return {};
+  }
+}
 
 Status StoreLink::Append(const KeyValueStore& store, StoreEntry entry) {
   if (!leads_) {
@@ -366,33 +277,50 @@ Status StoreLink::ReadLog(const KeyValueStore& store) {
     gone_.insert(0);
     group_.Leave(0);
   }
+  if (entry.kind == StoreEntry::Kind::kLate) BreakIfLost({StatusCode::kDeadlineExceeded, entry.text});
+  if (entry.kind == StoreEntry::Kind::kRefused) BreakIfLost({StatusCode::kFailedPrecondition, entry.text});
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t read, store.add(Key("read", number), 1));
   if (read != entry.number) return {};
   CAIRN_RETURN_IF_ERROR(store.erase(name));
   return store.erase(Key("read", number));
 }
 
+/// Reads the entries that are there, and then passes them on. Of a rank's messages under one key the newest counts: it
+/// may have withdrawn the first.
 Status StoreLink::ReadInbox(const KeyValueStore& store) {
-  const std::int64_t number = next_++;
-  const std::string name = Key("inbox", number);
-  CAIRN_ASSIGN_OR_RETURN(StoreEntry entry, Read(store, name));
-  if (entry.kind == StoreEntry::Kind::kFilled) {
-    filled_.push_back(number);
-    return {};
+  std::vector<StoreEntry> entries;
+  std::map<std::pair<int, std::string>, std::size_t> newest;
+  while (entries.size() < kAtOnce) {
+    Result<StoreEntry> entry = Read(store, Key("inbox", next_ + static_cast<std::int64_t>(entries.size())));
+    if (entry.status().code() == StatusCode::kNotFound) break;
+    CAIRN_RETURN_IF_ERROR(entry.status());
+    if (entry->kind == StoreEntry::Kind::kMessage) newest[{entry->number, entry->key}] = entries.size();
+    entries.push_back(*std::move(entry));
   }
-  if (entry.kind == StoreEntry::Kind::kMessage) group_.Hear(entry.number, entry.key, std::move(entry.text));
-  if (entry.kind == StoreEntry::Kind::kClosed && entry.number > 0 && entry.number < options_.size) {
-    gone_.insert(entry.number);
-    readers_ = options_.size - 1 - static_cast<int>(gone_.size());
-    group_.Leave(entry.number);
+  const std::int64_t first = next_;
+  for (std::size_t at = 0; at < entries.size(); ++at, ++next_) {
+    StoreEntry& entry = entries[at];
+    if (entry.kind == StoreEntry::Kind::kFilled) filled_.push_back(next_);
+    if (entry.kind == StoreEntry::Kind::kMessage && newest[{entry.number, entry.key}] == at) {
+      group_.Hear(entry.number, entry.key, std::move(entry.text));
+    }
+    if (entry.kind == StoreEntry::Kind::kClosed && entry.number > 0 && entry.number < options_.size) {
+      gone_.insert(entry.number);
+      readers_ = options_.size - 1 - static_cast<int>(gone_.size());
+      group_.Leave(entry.number);
+    }
   }
-  return store.erase(name);
+  for (std::size_t at = 0; at < entries.size(); ++at) {  // Last, because others wait for the messages.
+    if (entries[at].kind == StoreEntry::Kind::kFilled) continue;
+    CAIRN_RETURN_IF_ERROR(store.erase(Key("inbox", first + static_cast<std::int64_t>(at))));
+  }
+  return {};
 }
 
 // Closing.
 
 Status StoreLink::Leave(const KeyValueStore& store) {
-  while (!HasEnded(&StoreLink::listener_, Deadline::In(kBlocked))) {
+  while (!ListenerHasEnded(Deadline::In(kBlocked))) {
     CAIRN_RETURN_IF_ERROR(Put(store, AwaitedKey(), {.number = leads_ ? 0 : readers_.load()}).status());
   }
   if (leads_) {

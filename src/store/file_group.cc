@@ -38,6 +38,8 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kRun = "run-";
 constexpr std::string_view kHello = "hello-";
+// What keys begin with that belong to no one group.
+constexpr std::string_view kAnyGroup = "cairn/";
 constexpr unsigned kFileMode = 0644;
 // Of a name in a file's name: with what is added, far below the 255 bytes that filesystems allow.
 constexpr std::size_t kLongestName = 200;
@@ -94,10 +96,7 @@ class GroupFiles {
         struct stat found {};
         const bool linked = error == EEXIST && ::stat(draft.c_str(), &found) == 0 && found.st_nlink == 2;
         if (!replace || error != 0) ::unlink(draft.c_str());
-        if (error == 0 || linked) {
-          if (IsHello(path)) hello_ = value;
-          return true;
-        }
+        if (error == 0 || linked) return true;
         if (error == EEXIST) return false;
         written = Failed(error, "writing", path);
       }
@@ -107,10 +106,10 @@ class GroupFiles {
 
   [[nodiscard]] Result<std::string> Read(const std::string& key) {
     const std::string path = PathOf(key);
+    CAIRN_ASSIGN_OR_RETURN(const bool leads, Lead());
+    if (!leads) return Status(StatusCode::kNotFound, path);
     static_cast<void>(ForgetCachedNames(run_));
-    CAIRN_ASSIGN_OR_RETURN(std::string value, ReadFile(path));
-    if (rank_ == 0 && IsHello(path)) hello_ = value;
-    return value;
+    return ReadFile(path);
   }
 
   /// Whether the key is there by then.
@@ -155,7 +154,6 @@ class GroupFiles {
 
   [[nodiscard]] Status Erase(const std::string& key) const {
     const std::string path = PathOf(key);
-    if (IsHello(path)) return EraseHello(path);
     return ::unlink(path.c_str()) == 0 || errno == ENOENT ? Status::Ok() : Failed(errno, "removing", path);
   }
 
@@ -164,7 +162,7 @@ class GroupFiles {
     return ErrnoStatus(error, fmt::format("rank {}: {} {}", rank_, doing, path));
   }
   [[nodiscard]] std::string PathOf(const std::string& key) const {
-    std::string name = key.substr(keys_.size());
+    std::string name = key.substr(key.starts_with(keys_) ? keys_.size() : kAnyGroup.size());
     std::replace(name.begin(), name.end(), '/', '-');
     return run_ + "/" + name;
   }
@@ -199,7 +197,7 @@ class GroupFiles {
   [[nodiscard]] Result<std::string> ReadFile(const std::string& path) const {
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     struct stat found {};
-    if (!fd.valid() || ::fstat(fd.get(), &found) != 0) return Failed(errno, "opening", path);
+    if (!fd.valid() || ::fstat(fd.get(), &found) != 0) return Failed(errno == ESTALE ? ENOENT : errno, "opening", path);
     if (!S_ISREG(found.st_mode)) {
       return Error(StatusCode::kFailedPrecondition, "rank {}: {}: expected a file, found something else; remove it",
                    rank_, path);
@@ -236,25 +234,6 @@ class GroupFiles {
     std::from_chars(digits.data(), digits.data() + digits.size(), rank);
     return rank < size_;
   }
-  [[nodiscard]] bool IsHello(const std::string& path) const {
-    return std::string_view(path).substr(run_.size() + 1).starts_with(kHello);
-  }
-  /// Unless it is a successor's: that has taken the place of the one that this rank has written, or that rank 0 has
-  /// read and whose rank died.
-  [[nodiscard]] Status EraseHello(const std::string& path) const {
-    const Result<std::string> there = ReadFile(path);
-    if (!there.ok()) return there.status().code() == StatusCode::kNotFound ? Status::Ok() : there.status();
-    if (*there != hello_) return {};
-    // A successor may still take its place, and gets it back.
-    const std::string draft = run_ + "/" + MakeUuid();
-    if (::rename(path.c_str(), draft.c_str()) != 0) {
-      return errno == ENOENT ? Status::Ok() : Failed(errno, "removing", path);
-    }
-    const Result<std::string> erased = ReadFile(draft);
-    if (erased.ok() && *erased != hello_) static_cast<void>(::link(draft.c_str(), path.c_str()));
-    ::unlink(draft.c_str());
-    return erased.status();
-  }
 
   /// On rank 0: whether it has the lock. The first time, removes what other runs have left. True on other ranks.
   [[nodiscard]] Result<bool> Lead() {
@@ -289,7 +268,6 @@ class GroupFiles {
   const std::string base_;
   const std::string run_;
   std::optional<WriterLock> lock_;  // Rank 0's.
-  std::string hello_;               // That this rank has written; on rank 0, that it has read last.
 };
 
 }  // namespace

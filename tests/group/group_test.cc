@@ -68,7 +68,7 @@ class LinkedRanks {
   std::vector<std::shared_ptr<Group>> ends_;
 };
 
-/// The same over files. To break them, their waits fail.
+/// The same over files. To break them, their waits and reads fail.
 class FileRanks {
  public:
   static constexpr int kMany = 50;
@@ -77,9 +77,14 @@ class FileRanks {
       const StoreGroupOptions options = {.rank = rank, .size = size, .name = "/a/root"};
       ends_.push_back(*MakeStoreGroup(options, [connect = ConnectFiles(dir_ / "group", options), broken = broken_] {
         Result<KeyValueStore> store = connect();
-        store->wait = [wait = store->wait, broken](const std::string& key, std::chrono::milliseconds) -> Result<bool> {
-          if (broken.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return broken.get();
-          return wait(key, kSoon);
+        const auto is_broken = [broken] {
+          return broken.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+        };
+        store->wait = [=, wait = store->wait](const std::string& key, std::chrono::milliseconds) -> Result<bool> {
+          return is_broken() ? broken.get() : wait(key, kSoon);
+        };
+        store->get = [=, get = store->get](const std::string& key) -> Result<std::string> {
+          return is_broken() ? broken.get() : get(key);
         };
         return store;
       }));

@@ -74,7 +74,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     MutexLock lock(mutex_);
     if (!Answers()) return lost_;
     const auto found = contents_.find(key);
-    if (found == contents_.end()) return Status(StatusCode::kInternal, "no " + key);
+    if (found == contents_.end()) return Status(StatusCode::kNotFound, "no " + key);
     return found->second;
   }
   Result<bool> Check(const std::string& key) CAIRN_EXCLUDES(mutex_) {

@@ -1,4 +1,4 @@
-// What a group of MakeStoreGroup promises beyond every group's contract: deaths, lost and hanging stores.
+// What a group of MakeStoreGroup promises beyond every group's contract: openings, deaths, lost and hanging stores.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "group/group_futures.h"
@@ -15,9 +16,12 @@
 namespace cairn {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
 
 using Connect = std::function<Result<KeyValueStore>()>;
 
@@ -37,6 +41,18 @@ class StoreLinkTest : public testing::Test {
     }
     ADD_FAILURE() << "no session";
     return "";
+  }
+
+  [[nodiscard]] std::vector<std::string> Keys() const {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : store_->contents()) keys.push_back(key);
+    return keys;
+  }
+  void AwaitKey(const std::string& key) { EXPECT_TRUE(*store_->Wait(key, Deadline::In(std::chrono::seconds(20)))); }
+  /// Rank 1, the first that asks, has heard rank 0's answer.
+  void AwaitAnswered() {
+    store_->AwaitWaiting("welcome");
+    while (*store_->Check("cairn/run7/hello/1")) std::this_thread::yield();
   }
 
   const std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
@@ -117,14 +133,13 @@ TEST_F(StoreLinkTest, CoordinatorThatDoesNotComeIsNamed) {
   const Status end = Await(*one, "key").get().status();
 
   EXPECT_EQ(end.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(end.message(), HasSubstr("not opened by rank 0 within 0.1 s"));
-  EXPECT_THAT(store_->contents(), IsEmpty());
+  EXPECT_THAT(end.message(), HasSubstr("run7: rank 0 did not open it within 0.1 s"));
 }
 
 TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsReplacedByItsSuccessor) {
-  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed of 3").ok());
   const auto zero = Join(0, 3);
-  store_->AwaitWaiting("hello/2");  // It has answered the dead one.
+  AwaitKey("cairn/run7/welcome/killed");
 
   const auto one = Join(1, 3);
   const auto two = Join(2, 3);
@@ -137,23 +152,23 @@ TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsReplacedByItsSuccessor) {
 
 TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedAndNeverComesAgainIsNamed) {
   open_deadline_ = std::chrono::milliseconds(100);
-  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
-  const auto zero = Join(0, 2);
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed of 2").ok());
+  auto zero = Join(0, 2);
 
   const Status end = Collect(*zero, "key").get().end;
 
   EXPECT_EQ(end.code(), StatusCode::kDeadlineExceeded);
   EXPECT_THAT(end.message(), HasSubstr("not opened by rank 1 within 0.1 s"));
-  EXPECT_THAT(store_->contents(), IsEmpty());
+  zero.reset();
+  EXPECT_THAT(Keys(), Not(Contains(HasSubstr("welcome"))));
 }
 
 TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsNamedWithThoseThatDoNotCome) {
   open_deadline_ = std::chrono::milliseconds(100);
-  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed of 3").ok());
   const auto zero = Join(0, 3);
 
   EXPECT_THAT(Collect(*zero, "key").get().end.message(), HasSubstr("not opened by rank 1, 2 within 0.1 s"));
-  EXPECT_THAT(store_->contents(), IsEmpty());
 }
 
 TEST_F(StoreLinkTest, RankOfAGroupOfAnotherSizeIsRefused) {
@@ -172,7 +187,7 @@ TEST_F(StoreLinkTest, RankOfAGroupOfAnotherSizeIsRefused) {
 TEST_F(StoreLinkTest, RankOfAnotherSizeThatDiedIsReplacedByItsSuccessor) {
   EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed of 3").ok());
   const auto zero = Join(0, 2);
-  EXPECT_TRUE(*store_->Connect().wait("cairn/run7/welcome/killed of 3", std::chrono::seconds(20)));
+  AwaitKey("cairn/run7/welcome/killed");
 
   const auto one = Join(1, 2);
   one->Send("key", "one");
@@ -180,11 +195,118 @@ TEST_F(StoreLinkTest, RankOfAnotherSizeThatDiedIsReplacedByItsSuccessor) {
   EXPECT_THAT(Collect(*zero, "key", Deadline::In(std::chrono::seconds(20))).get().by_rank(2), ElementsAre("", "one"));
 }
 
+TEST_F(StoreLinkTest, RankBeyondThoseOfRankZeroIsRefused) {
+  const auto two = Join(2, 3);
+  store_->AwaitWaiting("welcome");
+
+  const auto zero = Join(0, 2);
+  const auto one = Join(1, 2);
+  one->Send("key", "one");
+
+  EXPECT_THAT(Await(*two, "key").get().status().message(),
+              HasSubstr("run7: rank 0 opened it with 2 ranks, rank 2 with 3"));
+  EXPECT_THAT(Collect(*zero, "key").get().by_rank(2), ElementsAre("", "one"));
+}
+
+TEST_F(StoreLinkTest, RankThatHasJoinedHearsWhoIsMissing) {
+  const auto one = Join(1, 3);
+  store_->AwaitWaiting("welcome");
+  open_deadline_ = std::chrono::seconds(1);
+  const auto zero = Join(0, 3);
+
+  const Status heard = Await(*one, "key").get().status();
+
+  EXPECT_EQ(heard.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(heard.message(), HasSubstr("run7: not opened by rank 2 within 1 s"));
+}
+
+TEST_F(StoreLinkTest, RankThatHasJoinedHearsThatRankZeroCloses) {
+  const auto one = Join(1, 3);
+  close_deadline_ = std::chrono::milliseconds(100);
+  auto zero = Join(0, 3);
+  AwaitAnswered();
+
+  zero.reset();
+
+  const Status heard = Await(*one, "key").get().status();
+  EXPECT_EQ(heard.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(heard.message(), HasSubstr("run7: closed before all ranks had opened it"));
+}
+
+TEST_F(StoreLinkTest, RanksThatHaveJoinedHearThatAnotherIsRefused) {
+  close_deadline_ = std::chrono::milliseconds(100);
+  const auto zero = Join(0, 4);
+  const auto one = Join(1, 4);
+  AwaitAnswered();
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/2", "killed of 4").ok());
+  AwaitKey("cairn/run7/welcome/killed");
+
+  const auto three = Join(3, 5);
+
+  const std::string why = "run7: rank 0 opened it with 4 ranks, rank 3 with 5";
+  EXPECT_THAT(Await(*three, "key").get().status().message(), HasSubstr(why));
+  EXPECT_THAT(Collect(*zero, "key").get().end.message(), HasSubstr(why));
+  EXPECT_THAT(Await(*one, "key").get().status().message(), HasSubstr(why));
+}
+
+TEST_F(StoreLinkTest, SuccessorThatComesWhileOthersAreRefusedHearsSo) {
+  close_deadline_ = std::chrono::milliseconds(100);
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed of 3").ok());
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/2", "other of 4").ok());
+  const auto zero = Join(0, 3, [this] {
+    KeyValueStore store = store_->Connect();
+    store.get = [this](const std::string& key) {
+      Result<std::string> value = store_->Get(key);
+      const bool heard = !value.ok() && key.ends_with("hello/2");
+      return heard && !store_->Set("cairn/run7/hello/1", "later of 3").ok() ? Status(StatusCode::kInternal, "") : value;
+    };
+    return store;
+  });
+  AwaitKey("cairn/run7/welcome/other");
+
+  EXPECT_TRUE(store_->Erase("cairn/run7/hello/2").ok());
+
+  AwaitKey("cairn/run7/welcome/later");
+  EXPECT_THAT(*store_->Get("cairn/run7/welcome/later"), StartsWith("!rank 0 opened it with 3 ranks, rank 2 with 4"));
+  EXPECT_THAT(Keys(), Not(Contains("cairn/run7/welcome/killed")));
+}
+
+TEST_F(StoreLinkTest, RankThatGivesUpLeavesItsSuccessorsHello) {
+  open_deadline_ = std::chrono::milliseconds(100);
+  auto one = Join(1, 2);
+  store_->AwaitWaiting("welcome");
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "successor of 2").ok());
+
+  EXPECT_EQ(Await(*one, "key").get().status().code(), StatusCode::kDeadlineExceeded);
+
+  one.reset();
+  EXPECT_EQ(*store_->Get("cairn/run7/hello/1"), "successor of 2");
+}
+
+TEST_F(StoreLinkTest, RanksThatOpenDifferentGroupsHearOfEachOther) {
+  EXPECT_TRUE(store_->Set("cairn/opens/1", "run8 on host other").ok());
+  open_deadline_ = std::chrono::milliseconds(100);
+
+  EXPECT_THAT(
+      Collect(*Join(0, 2), "key").get().end.message(),
+      HasSubstr("not opened by rank 1 within 0.1 s, but rank 1 opened run8 on host other; all ranks must open"));
+}
+
+TEST_F(StoreLinkTest, NewestOfARanksMessagesUnderOneKeyCounts) {
+  const auto zero = Join(0, 2);
+  const auto one = Join(1, 2);
+  one->Send("key", "first");
+  one->Send("key", "withdrawn");
+  while (!testing::Value(Keys(), Contains(testing::EndsWith("/inbox/2")))) std::this_thread::yield();
+
+  EXPECT_THAT(Collect(*zero, "key").get().by_rank(2), ElementsAre("", "withdrawn"));
+}
+
 TEST_F(StoreLinkTest, ClosesWhileItWaitsForOthers) {
   close_deadline_ = kSoon;
   auto zero = Join(0, 2);
   auto one = Join(2, 3);  // They do not meet.
-  store_->AwaitWaiting("hello");
+  store_->AwaitWaiting("welcome");
   auto collected = Collect(*zero, "key");
 
   zero.reset();
@@ -264,16 +386,10 @@ TEST_F(StoreLinkTest, RankAloneNeedsNoStore) {
   EXPECT_TRUE(Collect(*alone, "key").get().end.ok());
 }
 
-TEST(StoreEntry, HasPythonsBytes) {
-  EXPECT_EQ(PackEntry({StoreEntry::Kind::kMessage, 12, "k:1", std::string("\0x", 2)}),
-            std::string("7:message2:123:k:12:\0x", 22));
-  EXPECT_EQ(PackEntry({.kind = StoreEntry::Kind::kClosed, .number = 3}), "6:closed1:3");
-  EXPECT_EQ(PackEntry({}), "6:filled1:0");
-}
-
 TEST(StoreEntry, ComesBackFromItsBytes) {
   for (const StoreEntry& entry : {StoreEntry{StoreEntry::Kind::kMessage, 7, "a/b", std::string(1000, '\xff')},
                                   StoreEntry{StoreEntry::Kind::kMessage, 0, "", ""},
+                                  StoreEntry{.kind = StoreEntry::Kind::kLate, .number = 2, .text = "3:x"},
                                   StoreEntry{.kind = StoreEntry::Kind::kClosed, .number = 1}}) {
     EXPECT_EQ(UnpackEntry(PackEntry(entry)), entry);
   }
