@@ -94,7 +94,7 @@ class PyCheckpointer {
   PyCheckpointer(Options options, const PyStoreGroup* group, const std::optional<NodeRanks>& node,
                  UnfencedWrites::Then unfenced_writes)
       : close_timeout_(options.close_timeout),
-        group_(group == nullptr ? nullptr : group->group()),
+        group_(group == nullptr ? nullptr : group->link()),
         writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events_](const Status& found) {
           events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
         })) {
@@ -103,7 +103,7 @@ class PyCheckpointer {
       if (event.severity == Severity::kInfo) return;
       *logs_now == std::this_thread::get_id() ? LogNow(events) : watcher->NudgeForEvents();
     };
-    options.group = group_;
+    if (group_ != nullptr) options.group = std::shared_ptr<Group>(group_, &group_->group());
     checkpointer_ = ValueOrRaise(UnlockedAndLogged([&] { return Checkpointer::Open(options, {.node = node}); }));
   }
   ~PyCheckpointer() {
@@ -449,7 +449,7 @@ class PyCheckpointer {
 
   const std::chrono::nanoseconds close_timeout_;
   TreeTensors::LastSave last_save_;  // Under the GIL.
-  const std::shared_ptr<StoreGroup> group_;
+  const std::shared_ptr<StoreLink> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
   const std::shared_ptr<UnfencedWrites> writes_;

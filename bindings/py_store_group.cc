@@ -1,10 +1,14 @@
 #include "py_store_group.h"
 
+#include <pybind11/stl.h>
+
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "py_calls.h"
 
 namespace py = pybind11;
@@ -45,43 +49,101 @@ class Answer {
   std::optional<Result<T>> result_ CAIRN_GUARDED_BY(mutex_);
 };
 
+bool InterpreterEnds() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+/// On a daemon thread without the GIL, before it takes it. Once the interpreter ends that would end the thread, in the
+/// midst of C++: it stays here instead, until the process has ended.
+void StayOutOfTheEnd() {
+  while (InterpreterEnds()) std::this_thread::sleep_for(kSignalInterval);
+}
+
+/// Calls the store, whose exceptions mean that it is lost. From a thread without the GIL.
+template <typename Call>
+auto InStore(const Call& call) -> Result<decltype(call())> {
+  StayOutOfTheEnd();
+  const py::gil_scoped_acquire acquire;
+  try {
+    return call();
+  } catch (py::error_already_set& error) {
+    const py::object line = py::module_::import("cairn._ranks.stores").attr("first_line")(error.value());
+    return Error(StatusCode::kIoError, "torch.distributed's store failed: {}", line.cast<std::string>());
+  }
+}
+
+/// The calls of a Connection, which outlives them.
+KeyValueStore StoreOf(py::handle connection) {
+  const auto set = [connection](const char* name, const std::string& key, const std::string& value) {
+    return InStore([&] { return connection.attr(name)(key, py::bytes(value)).cast<bool>(); });
+  };
+  return {
+      .set = [set](const std::string& key, const std::string& value) { return set("set", key, value).status(); },
+      .set_if_absent = [set](const std::string& key,
+                             const std::string& value) { return set("set_if_absent", key, value); },
+      .get = [connection](const std::string& key) -> Result<std::string> {
+        const auto value = InStore([&] { return connection.attr("get")(key).cast<std::optional<std::string>>(); });
+        CAIRN_RETURN_IF_ERROR(value.status());
+        return *value ? Result<std::string>(**value) : Status(StatusCode::kNotFound, key);
+      },
+      .check =
+          [connection](const std::string& key) {
+            return InStore([&] { return connection.attr("check")(key).cast<bool>(); });
+          },
+      .wait =
+          [connection](const std::string& key, std::chrono::milliseconds timeout) {
+            return InStore([&] { return connection.attr("wait")(key, InSeconds(timeout)).cast<bool>(); });
+          },
+      .add =
+          [connection](const std::string& key, std::int64_t amount) {
+            return InStore([&] { return connection.attr("add")(key, amount).cast<std::int64_t>(); });
+          },
+      .erase =
+          [connection](const std::string& key) {
+            return InStore([&] { return connection.attr("erase")(key).cast<bool>(); }).status();
+          },
+  };
+}
+
 }  // namespace
 
-PyStoreGroup::PyStoreGroup(int rank, int size) : group_(std::make_shared<StoreGroup>(rank, size)) {}
+PyStoreGroup::PyStoreGroup(const std::string& root, int rank, int size, double timeout, double close_timeout)
+    : link_(std::make_shared<StoreLink>(StoreGroupOptions{.rank = rank,
+                                                          .size = size,
+                                                          .name = root,
+                                                          .open_timeout = SpanFrom(timeout),
+                                                          .close_timeout = SpanFrom(close_timeout)},
+                                        root)) {}
 
-py::object PyStoreGroup::NextMessage(double timeout) {
-  Result<StoreGroup::Message> message = Unlocked([&] { return group_->NextMessage(DeadlineFrom(timeout)); });
-  if (message.status().code() == StatusCode::kCancelled) return py::none();
-  RaiseIfError(message.status());
-  return py::make_tuple(message->key, py::bytes(message->text));
-}
-
-bool PyStoreGroup::WaitUntilWanted() {
-  return Unlocked([&] { return group_->WaitUntilWanted(Deadline::Infinite()); }).ok();
-}
-
-void PyStoreGroup::Hear(int from, const std::string& key, std::string message) {
-  Unlocked([&] { group_->Hear(from, key, std::move(message)); });
-}
-
-void PyStoreGroup::Leave(int rank) {
-  Unlocked([&] { group_->Leave(rank); });
-}
-
-void PyStoreGroup::Fail(int code, const std::string& message) {
-  Unlocked([&] { group_->Fail(Status(static_cast<StatusCode>(code), message)); });
+void PyStoreGroup::Run(void (StoreLink::*work)(const StoreLink::Connect&), const py::object& connect) {
+  py::object connection;  // Until the work is done.
+  const std::shared_ptr<StoreLink> link = link_;
+  Unlocked([&] {
+    ((*link).*work)([&]() -> Result<KeyValueStore> {
+      CAIRN_RETURN_IF_ERROR(InStore([&] {
+                              connection = connect();
+                              return true;
+                            }).status());
+      return StoreOf(connection);
+    });
+    StayOutOfTheEnd();
+  });
 }
 
 void PyStoreGroup::Stop() {
-  Unlocked([&] { group_->Stop(); });
+  Unlocked([&] { link_->Stop(); });
 }
 
 void PyStoreGroup::Send(const std::string& key, std::string message) {
-  Unlocked([&] { group_->Send(key, std::move(message)); });
+  Unlocked([&] { group().Send(key, std::move(message)); });
 }
 
 void PyStoreGroup::Announce(const std::string& key, std::string message) {
-  Unlocked([&] { group_->Announce(key, std::move(message)); });
+  Unlocked([&] { group().Announce(key, std::move(message)); });
 }
 
 py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
@@ -91,9 +153,9 @@ py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
   };
   const auto answer = std::make_shared<Answer<Collected>>();
   const auto all = std::make_shared<Collected>();
-  all->messages.resize(static_cast<std::size_t>(group_->size()));
+  all->messages.resize(static_cast<std::size_t>(group().size()));
   Unlocked([&] {
-    group_->Collect(
+    group().Collect(
         key, DeadlineFrom(timeout),
         [all](int rank, std::string message) { all->messages[static_cast<std::size_t>(rank)] = std::move(message); },
         [all, answer](Status end) {
@@ -115,7 +177,7 @@ py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
 py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {
   const auto answer = std::make_shared<Answer<std::string>>();
   Unlocked([&] {
-    group_->Await(key, DeadlineFrom(timeout),
+    group().Await(key, DeadlineFrom(timeout),
                   [answer](Result<std::string> message) { answer->Set(std::move(message)); });
   });
   return {answer->Wait()};
@@ -124,7 +186,7 @@ py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {
 NodeRanks PyStoreGroup::CountNodeRanks(double timeout) {
   const auto answer = std::make_shared<Answer<NodeRanks>>();
   Unlocked([&] {
-    MeetNodeRanks(*group_, NodeName(), true, DeadlineFrom(timeout),
+    MeetNodeRanks(group(), NodeName(), true, DeadlineFrom(timeout),
                   [answer](NodeRanks ranks) { answer->Set(std::move(ranks)); });
   });
   return answer->Wait();
@@ -135,15 +197,15 @@ void BindStoreGroup(py::module_& module) {
   py::class_<NodeRanks>(module, "NodeRanks");
   module.def("node_name", &NodeName);
   py::class_<PyStoreGroup>(module, "StoreGroup")
-      .def(py::init<int, int>(), "rank"_a, "size"_a)
-      .def_property_readonly("rank", [](const PyStoreGroup& group) { return group.group()->rank(); })
-      .def_property_readonly("size", [](const PyStoreGroup& group) { return group.group()->size(); })
-      .def_property_readonly("wanted", [](const PyStoreGroup& group) { return group.group()->wanted(); })
-      .def("next_message", &PyStoreGroup::NextMessage, "timeout"_a)
-      .def("wait_until_wanted", &PyStoreGroup::WaitUntilWanted)
-      .def("hear", &PyStoreGroup::Hear, "rank"_a, "key"_a, "message"_a)
-      .def("leave", &PyStoreGroup::Leave, "rank"_a)
-      .def("fail", &PyStoreGroup::Fail, "code"_a, "message"_a)
+      .def(py::init<const std::string&, int, int, double, double>(), "root"_a, "rank"_a, "size"_a, "timeout"_a,
+           "close_timeout"_a)
+      .def_property_readonly("rank", [](const PyStoreGroup& group) { return group.link()->group().rank(); })
+      .def_property_readonly("size", [](const PyStoreGroup& group) { return group.link()->group().size(); })
+      .def_property_readonly("opened", [](const PyStoreGroup& group) { return group.link()->opened(); })
+      .def(
+          "key", [](const PyStoreGroup& group, const std::string& name) { return group.link()->Key(name); }, "name"_a)
+      .def("run_sender", &PyStoreGroup::RunSender, "connect"_a)
+      .def("run_listener", &PyStoreGroup::RunListener, "connect"_a)
       .def("stop", &PyStoreGroup::Stop)
       .def("send", &PyStoreGroup::Send, "key"_a, "message"_a)
       .def("announce", &PyStoreGroup::Announce, "key"_a, "message"_a)

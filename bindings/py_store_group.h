@@ -6,27 +6,22 @@
 #include <string>
 
 #include "group/node_ranks.h"
-#include "group/store_group.h"
+#include "group/store_link.h"
 
 namespace cairn {
 
-/// A StoreGroup for Python: for the threads that serve it, and for messages that Python itself sends. The GIL is
+/// A StoreLink for Python, which makes its threads, and a group for messages that Python itself sends. The GIL is
 /// released in every call that waits.
 class PyStoreGroup {
  public:
-  PyStoreGroup(int rank, int size);
+  PyStoreGroup(const std::string& root, int rank, int size, double timeout, double close_timeout);
 
-  [[nodiscard]] const std::shared_ptr<StoreGroup>& group() const { return group_; }
+  [[nodiscard]] const std::shared_ptr<StoreLink>& link() const { return link_; }
 
-  // For Python's threads: see StoreGroup.
+  // For Python's threads: see StoreLink. `connect` returns a cairn._ranks.stores.Connection.
 
-  /// (key, message) of the next message for the store; None once it is closed. Waits at most `timeout` seconds.
-  pybind11::object NextMessage(double timeout);
-  /// False once it is closed.
-  bool WaitUntilWanted();
-  void Hear(int from, const std::string& key, std::string message);
-  void Leave(int rank);
-  void Fail(int code, const std::string& message);
+  void RunSender(const pybind11::object& connect) { Run(&StoreLink::RunSender, connect); }
+  void RunListener(const pybind11::object& connect) { Run(&StoreLink::RunListener, connect); }
   void Stop();
 
   // For messages that Python itself sends: see Group.
@@ -41,7 +36,10 @@ class PyStoreGroup {
   NodeRanks CountNodeRanks(double timeout);
 
  private:
-  const std::shared_ptr<StoreGroup> group_;
+  void Run(void (StoreLink::*work)(const StoreLink::Connect&), const pybind11::object& connect);
+  [[nodiscard]] StoreGroup& group() const { return link_->group(); }
+
+  const std::shared_ptr<StoreLink> link_;
 };
 
 void BindStoreGroup(pybind11::module_& module);

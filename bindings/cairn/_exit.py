@@ -1,8 +1,8 @@
-"""What must end before the interpreter does: Checkpointers with saves in flight, and the threads that watch their
-saves.
+"""What must end before the interpreter does: Checkpointers with saves in flight, and the threads that watch their saves
+or serve their groups.
 
-Such a thread looks, once a save is captured, whether the memory that it read was moved meanwhile, and only then lets it
-commit. Python makes these threads, so that no thread of C++ takes the GIL.
+A thread that watches looks, once a save is captured, whether the memory that it read was moved meanwhile, and only then
+lets it commit. Python makes these threads, so that no thread of C++ takes the GIL.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from functools import partial
@@ -23,9 +24,9 @@ from ._held import Held, log_events, release_captured
 if TYPE_CHECKING:
     from ._engine import Engine
 
+_JOIN = 5.0  # Seconds for threads that a handler of the program, or a store, may hold.
 _ended = False  # The process is so far that every Checkpointer has been closed.
 open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_watching: list[tuple[_core.Watcher, threading.Thread]] = []  # Also those whose Checkpointers are gone.
 
 
 def start_watching(core: _core.Checkpointer, held: deque[Held]) -> threading.Thread:
@@ -34,10 +35,7 @@ def start_watching(core: _core.Checkpointer, held: deque[Held]) -> threading.Thr
     watcher = core.watcher
     log = partial(log_events, core.events)
     calls = (log, partial(release_captured, held))
-    thread = _threads.start(threading.Thread(target=watcher.run, args=calls, name="cairn-watch", daemon=True))
-    _watching[:] = [one for one in _watching if one[1].is_alive()]
-    _watching.append((watcher, thread))
-    return thread
+    return _threads.serve(watcher, threading.Thread(target=watcher.run, args=calls, name="cairn-watch", daemon=True))
 
 
 def refuse_late(root: str, step: int) -> None:
@@ -69,14 +67,16 @@ def _finish() -> None:
             except Error as error:
                 _say_lost(f"{engine.root}: a save has failed: {error}")
     finally:
-        for watcher, thread in _watching:
-            watcher.stop()
-            thread.join(2.0)  # A handler of the program may hold it.
+        for stoppable, _ in _threads.serving:
+            stoppable.stop()
+        end = time.monotonic() + _JOIN
+        for _, thread in _threads.serving:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _forget() -> None:
     open_engines.clear()
-    _watching.clear()
+    _threads.serving.clear()
 
 
 # A forked child has nothing to finish: the saves are its parent's.

@@ -6,8 +6,26 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from ._errors import ResourceExhausted
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None: ...
+
+
+# Threads that must have ended before the interpreter does, because they are in C++ most of the time, and what stops each;
+# also those whose Checkpointers are gone. See _exit.
+serving: list[tuple[Stoppable, threading.Thread]] = []
+
+
+def serve(stoppable: Stoppable, thread: threading.Thread) -> threading.Thread:
+    """Starts such a thread."""
+    start(thread)
+    serving[:] = [one for one in serving if one[1].is_alive()]
+    serving.append((stoppable, thread))
+    return thread
 
 
 def start(thread: threading.Thread) -> threading.Thread:

@@ -3,7 +3,7 @@
 A line is JSON {"code"} and is run in one namespace that lasts; the answer is JSON {"value"} or {"error", "message"}.
 `hold(kind)` in a rank stops its messages of that kind ("attempt", "prepared", "outcome") before they reach the store, until
 `release(kind)`. `die(key, when)` ends a rank by SIGKILL at the message of that key ("attempt/0": of the first save): when
-it is "said", before it reaches the store; "given", when the store has it; "heard", when it comes from another rank,
+it is "said", counted in the store and not there yet; "given", when the store has it; "heard", when it comes from another rank,
 before the engine has it.
 Ranks are forked off a process that has imported torch already, or, with `fresh`, are interpreters of their own.
 """
@@ -163,7 +163,8 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
     import cairn
     import torch
     import torch.distributed as dist
-    from cairn._ranks.store_link import StoreLink
+    from cairn._ranks.store_link import unpack
+    from cairn._ranks.stores import Connection
 
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -171,28 +172,37 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
     held: dict[str, threading.Event] = {}
     reached = threading.Event()
     deadly: set[tuple[str, str]] = set()
-    put_message, unpack = StoreLink._put_message, StoreLink._unpack
+    put, get = Connection.set_if_absent, Connection.get
+
+    def key_of(name: str, entry: bytes) -> str:
+        """A message's, in the inbox or the log."""
+        if name.split("/")[-2] not in ("inbox", "log"):
+            return ""
+        kind, parts = unpack(entry)
+        return parts[1].decode() if kind == "message" else ""
 
     def die_at(key: str, when: str) -> None:
         if (key, when) in deadly:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def held_put_message(self: Any, store: Any, key: str, message: bytes) -> None:
+    def held_put(self: Any, name: str, entry: bytes) -> bool:
+        key = key_of(name, entry)
         if event := held.get(key.partition("/")[0]):
             reached.set()
             event.wait()
         die_at(key, "said")
-        put_message(self, store, key, message)
+        done = put(self, name, entry)
         die_at(key, "given")
+        return done
 
-    def deadly_unpack(self: Any, name: str, entry: bytes) -> tuple[str, list[bytes]]:
-        kind, parts = unpack(self, name, entry)
-        if kind == "message":
-            die_at(parts[1].decode(), "heard")
-        return kind, parts
+    def deadly_get(self: Any, name: str) -> bytes | None:
+        value = get(self, name)
+        if value is not None:
+            die_at(key_of(name, value), "heard")
+        return value
 
-    StoreLink._put_message = held_put_message  # type: ignore[method-assign]
-    StoreLink._unpack = deadly_unpack  # type: ignore[method-assign]
+    Connection.set_if_absent = held_put  # type: ignore[method-assign]
+    Connection.get = deadly_get  # type: ignore[method-assign]
 
     def serve() -> int:
         names["store"] = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

@@ -115,10 +115,18 @@ def test_all_ranks_save_the_same_steps(worlds: Callable[..., World], root: Path,
 def test_the_ranks_talk_about_it_rarely(worlds: Callable[..., World]) -> None:
     """Rank 0 says a message about twice a second, or for 100 steps; the others say none."""
     world = worlds(2, "interval=3600.0")
-    count = "messages = []\nfrom cairn._ranks.store_link import StoreLink\nput = StoreLink._put_message\n"
-    count += (
-        "StoreLink._put_message = lambda s, store, key, message: (messages.append(key), put(s, store, key, message))\n"
-    )
+    count = """
+messages = []
+from cairn._ranks.store_link import unpack
+from cairn._ranks.stores import Connection
+put = Connection.set_if_absent
+def counted(self, name, entry):
+    kind, parts = unpack(entry)
+    if kind == "message":
+        messages.append(parts[1].decode())
+    return put(self, name, entry)
+Connection.set_if_absent = counted
+"""
     assert world.all(TRAIN + count) == [None] * 2
 
     seconds = world.all("train(1, 2000)")[0][1]

@@ -10,7 +10,7 @@ from typing import Any
 from .._errors import InvalidArgument
 
 LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.
-ABSENT = b"-"  # What `peek` says of a key that is not there.
+_ABSENT = b"-"  # No value is this.
 
 
 def resolve(group: Any) -> tuple[Any, int, int]:
@@ -49,16 +49,6 @@ def reconnect(store: Any) -> Any:
     return distributed.PrefixStore(f"cairn/{prefix}", own)
 
 
-def put(store: Any, key: str, entry: bytes) -> bool:
-    """Sets the key unless it is there."""
-    return bool(store.compare_set(key, b"", entry) == entry)
-
-
-def peek(store: Any, key: str) -> bytes:
-    """The key's value, or ABSENT: `get` would wait until it is there."""
-    return bytes(store.compare_set(key, ABSENT, ABSENT))
-
-
 def wait(store: Any, key: str, seconds: float) -> bool:
     """Whether the key is there within that time. Raises the store's exceptions if it is lost."""
     if seconds > 0:
@@ -75,3 +65,34 @@ def wait(store: Any, key: str, seconds: float) -> bool:
 
 def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+class Connection:
+    """A connection of its own to the store, as C++ calls it: KeyValueStore in include/cairn/group.h."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = own_connection(store)
+
+    def set(self, key: str, value: bytes) -> bool:
+        self._store.set(key, value)
+        return True
+
+    def set_if_absent(self, key: str, value: bytes) -> bool:
+        return bool(self._store.compare_set(key, b"", value) == value)
+
+    def get(self, key: str) -> bytes | None:
+        """The store's own `get` would wait for a key that is absent."""
+        value = bytes(self._store.compare_set(key, _ABSENT, _ABSENT))
+        return None if value == _ABSENT else value
+
+    def check(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def wait(self, key: str, seconds: float) -> bool:
+        return wait(self._store, key, seconds)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(key, amount))
+
+    def erase(self, key: str) -> bool:
+        return bool(self._store.delete_key(key))
