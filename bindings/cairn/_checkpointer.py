@@ -317,7 +317,7 @@ class Checkpointer:
         In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each
         rank reads its own state and what is replicated, and all succeed or all raise. If a checkpoint is Corrupt on one
         rank, all ranks pass over it. Raises FailedPrecondition if a rank cannot find what rank 0 has chosen, after
-        several choices. If another number of ranks saved the checkpoint, only what is replicated can be read: leave the
+        group_timeout. If another number of ranks saved the checkpoint, only what is replicated can be read: leave the
         other keys out of the tree.
         """
         self._engine.log_events()
@@ -403,7 +403,7 @@ class Checkpointer:
         if listed[-1].damage is None:
             return listed[-1].step
         try:
-            details = self._engine.core.choose(None, "", None)
+            details = self._engine.core.choose(None, "", False)
         except NotFound:
             return None
         details["hold"].release()
