@@ -191,7 +191,7 @@ class Writer {
       const std::uint64_t place = free_.Take();
       const Result<PcCheckMessage> copied =
           saver.training.Ask({.kind = Kind::kCopy, .begin = at, .bytes = n, .place = place});
-      const Status status = copied.ok() ? copied->status() : copied.status();
+      Status status = copied.ok() ? copied->status() : copied.status();
       if (!status.ok()) {
         free_.Give(place);
         return status;
