@@ -29,7 +29,7 @@ using Kind = PcCheckMessage::Kind;
 /// In the authors' artifact both processes have the state, which is on the GPU. Here they share the pinned memory that
 /// it is copied to; the copies are made by the GPU of this process, as every strategy's are. The training's own waits
 /// sleep where the artifact polls: its thread has nothing else to do then, and on a GPU nobody else wants its core.
-class PcCheck : public Strategy {
+class PcCheck final : public Strategy {
  public:
   PcCheck(const Workplace& workplace, std::unique_ptr<SharedMemory> memory)
       : at_(workplace), memory_(std::move(memory)), slots_(workplace.directory + "/slots") {}
@@ -73,7 +73,7 @@ class PcCheck : public Strategy {
   Result<std::uint64_t> Restore() override {
     CAIRN_RETURN_IF_ERROR(Drain());
     Stop();  // One process at a time has the file.
-    const Result<std::uint64_t> restored = RestoreHere();
+    Result<std::uint64_t> restored = RestoreHere();
     if (const Status started = Start(); !started.ok()) {
       MutexLock lock(mutex_);
       gone_ = true;
@@ -174,7 +174,7 @@ class PcCheck : public Strategy {
 };
 
 std::uint64_t ChunkBytes(const Workplace& workplace) {
-  const std::uint64_t most = AlignUp(DivideUp(workplace.state.bytes(), 8), kBlock);
+  const std::uint64_t most = std::max<std::uint64_t>(AlignUp(DivideUp(workplace.state.bytes(), 8), kBlock), kBlock);
   return workplace.chunk_bytes == 0 ? most : std::min(workplace.chunk_bytes, most);
 }
 
