@@ -78,7 +78,7 @@ def test_a_root_that_nobody_uses_is_closed_before_the_next_one_opens(root: Path)
     dcp.save({"n": 3}, checkpoint_id=root / "epoch-3-step-1")
 
     opened = [known.checkpointer for known in by_path._roots.values() if known.checkpointer is not None]
-    assert [Path(one.root).name for one in opened if not one._core.closed] == ["asked-", "epoch-3-step-"]
+    assert [Path(one.root).name for one in opened if not one._engine.closed] == ["asked-", "epoch-3-step-"]
     for epoch in range(3):
         for step in (1, 2):
             got = {"n": -1}

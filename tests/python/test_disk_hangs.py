@@ -54,7 +54,7 @@ with cairn.Checkpointer(root, **options) as checkpointer:
         checkpointer.save(step, {"model": model, "optimizer": optimizer, "step": step})
     try:
         checkpointer.drain()
-    except cairn.DeadlineExceeded as lost:
+    except (cairn.DeadlineExceeded, cairn.UnknownOutcome) as lost:  # Unknown, if it was being committed.
         print("lost:", lost, file=sys.stderr)
 """
 DCP = """

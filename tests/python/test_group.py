@@ -195,7 +195,7 @@ def test_what_a_rank_keeps_its_own_of_is_not_replicated(worlds: Worlds, root: Pa
 def test_a_rank_that_finds_no_checkpoint_tells_the_others(worlds: Worlds, root: Path) -> None:
     world = worlds(3, timeout=2)
     world.all("c.save(1, tree(1, rank)).wait()")
-    world[1].run("def lost(*_):\n    raise cairn.NotFound('not on this node')\nc._reading._own_view = lost")
+    world[1].run("def lost(*_):\n    raise cairn.NotFound('not on this node')\nc._engine.reading._own_view = lost")
 
     answers = world.answers("c.restore(blank(rank))")
 

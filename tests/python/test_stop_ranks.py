@@ -163,7 +163,7 @@ def test_a_rank_that_dies_is_named_in_time(worlds: Worlds) -> None:
 from cairn._ranks import stopping
 stopping._TELLING = 60
 c.stop_on(grace=0.2)
-c._stop._agreement._connected.wait(60)
+c._engine.stop._agreement._connected.wait(60)
 """
     assert world.all(code) == [True] * 2
     world[1].kill()
@@ -195,7 +195,7 @@ import os, signal
 from cairn._ranks import stopping, store_link
 stopping._JOIN = stopping._TELLING = store_link._JOIN = 0.1
 c.stop_on(grace=0.2)
-agreement = c._stop._agreement
+agreement = c._engine.stop._agreement
 """
     world.all(code)
     assert world.all("agreement._connected.wait(60)") == [True] * 2
