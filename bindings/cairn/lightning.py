@@ -167,15 +167,17 @@ class Callback(_Callback):
         self._hooks = []
 
     def state_dict(self) -> dict[str, Any]:
-        state = RngState().state_dict()
-        ranks: list[Any] = [state]
-        if self._trainer is not None and self._trainer.world_size > 1:
-            ranks = [None] * self._trainer.world_size
-            torch.distributed.all_gather_object(ranks, state)
-        optimizers = getattr(self._trainer, "optimizers", ())
-        known = [vars(Known.of(one, self._trainer.lightning_module)) for one in optimizers]
-        schedulers = [classes_of(one.scheduler) for one in getattr(self._trainer, "lr_scheduler_configs", ())]
-        return {"rng": ranks, "optimizers": known, "schedulers": schedulers}
+        return {"rng": [RngState().state_dict()]}
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        # Lightning gives state_dict no trainer, and after the fit this callback has none.
+        state = checkpoint["callbacks"][CALLBACK]
+        if trainer.world_size > 1 and torch.distributed.is_initialized():
+            ranks = [None] * trainer.world_size
+            torch.distributed.all_gather_object(ranks, state["rng"][0])
+            state["rng"] = ranks
+        state["optimizers"] = [vars(Known.of(one, pl_module)) for one in trainer.optimizers]
+        state["schedulers"] = [classes_of(one.scheduler) for one in trainer.lr_scheduler_configs]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rng = state_dict

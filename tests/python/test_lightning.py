@@ -321,7 +321,10 @@ def test_schedulers_unlike_the_checkpoints_are_named(tmp_path: Path, caplog: pyt
         assert len(warned) == bool(said) and said in "".join(warned)
 
 
-def test_an_optimizers_state_follows_the_parameters_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [False, True])
+def test_an_optimizers_state_follows_the_parameters_names(tmp_path: Path, after: bool) -> None:
+    """Also of a checkpoint that was saved after the fit."""
+
     class Ordered(Model):
         def __init__(self, turned: bool = False) -> None:
             super().__init__(width=4)
@@ -333,6 +336,8 @@ def test_an_optimizers_state_follows_the_parameters_names(tmp_path: Path) -> Non
             return self.made
 
     first = fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Ordered())
+    if after:
+        first.trainer.save_checkpoint(tmp_path / "one.ckpt")
     turned = fit(max_epochs=1, model=Ordered(turned=True), ckpt_path=tmp_path / "one.ckpt")
     for name, parameter in turned.named_parameters():
         if state := first.made.state.get(first.get_parameter(name)):

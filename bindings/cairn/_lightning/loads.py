@@ -31,7 +31,7 @@ def check_what_loads() -> None:
 
 
 def known_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What the Callback has kept; empty in an older checkpoint, or one that was saved after the fit."""
+    """What the Callback has kept; empty without it, and in an older checkpoint."""
     kept: dict[str, Any] = checkpoint.get("callbacks", {}).get(CALLBACK, {})
     return kept
 
@@ -94,7 +94,7 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
     tell_schedulers(io.read_from, checkpoint, strategy.lightning_module.trainer)
     known = known_of(checkpoint).get("optimizers", ())
     if len(known) != len(states):
-        known = [{}] * len(states)  # An older checkpoint, or one that was saved after the fit.
+        known = [{}] * len(states)  # Without the Callback, or of an older version.
     way_out = "begin with new optimizers: fit, without ckpt_path, the model of cairn.lightning.load_from_checkpoint"
     saved_ones = [Known(**saved) for saved in known]
     fits = [

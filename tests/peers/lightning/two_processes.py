@@ -56,9 +56,12 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(Model(), ckpt_path="last")
+    trainer.save_checkpoint(f"{folder}/after.ckpt")
     if trainer.global_rank == 0:
         state = cairn.lightning.load_checkpoint(f"{folder}/last.ckpt")["state_dict"]
         weights = b"".join(state[name].numpy().tobytes() for name in sorted(state) if "running" not in name)
+        kept = cairn.lightning.load_checkpoint(f"{folder}/after.ckpt")["callbacks"]["cairn.lightning.Callback"]
+        assert len(kept["rng"]) == 2 and kept["optimizers"][0]["kind"] == "AdamW"
         print(f"epoch={trainer.current_epoch} digest={hashlib.sha256(weights).hexdigest()}")
 
 
