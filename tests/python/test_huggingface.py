@@ -16,6 +16,7 @@ from typing import Any
 
 import cairn
 import pytest
+from cairn._huggingface.contents import unpack
 from cairn._huggingface.model_folder import Companions
 from cairn._huggingface.run import Run
 from huggingface_trainer import (
@@ -237,6 +238,40 @@ def test_a_gradient_scaler_is_kept(tmp_path: Path) -> None:
     second.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     second.train(resume_from_checkpoint=True)
     assert second.accelerator.scaler.get_scale() == 64.0
+
+
+class Nested(torch.optim.SGD):  # type: ignore[misc]
+    """Makes once, of each parameter, state under keys that look alike once they are joined by dots."""
+
+    first = 1.0
+
+    def step(self, closure: Any = None) -> Any:
+        for state in (self.state[parameter] for group in self.param_groups for parameter in group["params"]):
+            one, two, three, four = torch.arange(self.first, self.first + 4).split(1)
+            state.setdefault("pre", {0: one, "0": two, "a.b": three, "a": {"b": four}})
+        return super().step(closure)
+
+
+def test_tensors_of_an_optimizers_state_whose_keys_look_alike_are_kept_apart(tmp_path: Path) -> None:
+    def a_nested(steps: int) -> Any:
+        model = a_gpt2()
+        return a_trainer(tmp_path, model=model, max_steps=steps, optimizers=(Nested(model.parameters(), 0.1), None))
+
+    a_nested(2).train()
+    trainer = a_nested(3)
+    trainer.optimizer.first = 11.0
+    trainer.train(resume_from_checkpoint=True)
+
+    for state in trainer.optimizer.state_dict()["state"].values():
+        assert state["pre"] == {0: 1.0, "0": 2.0, "a.b": 3.0, "a": {"b": 4.0}}
+
+
+def test_a_checkpoint_whose_tensors_have_older_names_is_read() -> None:
+    packed = {
+        "parts": {"a": {"b.c": ("~tensor", "a.b.c"), 0: [("~tensor", "a.0.0")]}},
+        "tensors": {"a.b.c": 1, "a.0.0": 2},
+    }
+    assert unpack(packed) == {"a": {"b.c": 1, 0: [2]}}
 
 
 def test_states_of_callbacks_come_back(tmp_path: Path) -> None:

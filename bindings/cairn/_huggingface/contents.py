@@ -20,6 +20,7 @@ from .._errors import Corrupt, InvalidArgument
 from .._memory import cloned
 from .._ranks.digests import digest
 from .._tree.casts import Casts, allows_loss
+from .._tree.paths import part_of
 from .._tree.tensors import Placement, dtype_name
 
 FORMAT = "cairn.huggingface/2"
@@ -140,14 +141,18 @@ def pack(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Dicts, lists and tuples as "parts", with a mark in place of each tensor, and the "tensors" by their paths."""
     tensors: dict[str, Any] = {}
 
+    def below(path: str, key: Any) -> str:
+        part = part_of(key, path).replace(".", "~2")  # No two keys give one part, and so no two tensors one path.
+        return f"{path}.{part}" if path else part
+
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
             tensors[path] = value
             return (_MARK, path)
         if type(value) is dict:
-            return {key: walk(child, f"{path}.{key}" if path else str(key)) for key, child in value.items()}
+            return {key: walk(child, below(path, key)) for key, child in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(walk(child, f"{path}.{i}") for i, child in enumerate(value))
+            return type(value)(walk(child, below(path, i)) for i, child in enumerate(value))
         return value
 
     skeleton = walk(dict(parts), "")
