@@ -36,11 +36,12 @@ from ._protect import COPIED_BUFFER, Hook
 from ._ranks.replicas import Rules
 from ._rng import RngState
 from ._save import Save
+from ._tree.reader import Nothing
 
 __all__ = ["Accelerator"]
 
 _log = logging.getLogger("cairn")
-# What decides a loader's order, as `_loader_state` calls it.
+# What decides a loader's order, as a loader's state calls it.
 _ORDERS = {"sampler": "a seedable sampler", "generator": "a generator", "state": "a state of its own"}
 _SERVED = {"NO", "MULTI_CPU", "MULTI_GPU"}
 _REPLICATED = Rules(
@@ -102,8 +103,10 @@ class Accelerator(accelerate.Accelerator):
     ) -> None:
         """Restores everything from this path, or from the newest of automatic_checkpoint_naming, in place.
 
-        In a group every process calls it; as many as have saved. `strict` and `cast` as in Checkpointer.restore. Raises NotFound if there is nothing, InvalidArgument if
-        what is prepared and registered is not what was saved, or if accelerate itself wrote the folder.
+        In a group every process calls it; as many as have saved. `strict` and `cast` as in Checkpointer.restore. Raises
+        NotFound if there is nothing, InvalidArgument if accelerate itself wrote the folder, or if what is prepared and
+        registered is not what was saved: also if one side has none, or another number. With strict=False what both have
+        is loaded, data loaders by their place, and the log names the rest.
         """
         self._check_served(kwargs | (load_kwargs or {}))
         if self.is_main_process:
@@ -115,11 +118,11 @@ class Accelerator(accelerate.Accelerator):
                 f"{path}: expected a Cairn checkpoint; if accelerate wrote it, read it with accelerate"
             )
         with self._cairn.reader(path, self._group()) as reader:
-            tree = reader.restore(self._tree(), folder=path, strict=strict, cast=cast)
+            own = self._tree() | {"dataloaders": [_Loader(loader) for loader in self._dataloaders]}
+            into = {key: Nothing.NOTHING if held in (None, []) else held for key, held in own.items()}
+            tree = reader.restore(into, folder=path, strict=strict, cast=cast)
         self.step = tree["step"]
         self.project_configuration.iteration = tree["iteration"]
-        for loader, state in zip(self._dataloaders, tree["dataloaders"], strict=True):
-            _load_loader(loader, state)
 
     def wait_for_checkpoints(self) -> None:
         """Returns when every save is durable at its path; raises the first failure."""
@@ -159,7 +162,7 @@ class Accelerator(accelerate.Accelerator):
             "schedulers": [getattr(one, "scheduler", one) for one in self._schedulers],
             "scaler": self.scaler,
             "registered": [*self._custom_objects],
-            "dataloaders": [_loader_state(loader) for loader in self._dataloaders],
+            "dataloaders": [_Loader(loader).state_dict() for loader in self._dataloaders],
             "rng": RngState(),
             "step": self.step,
             "iteration": self.project_configuration.iteration,
@@ -231,31 +234,38 @@ def _sampler_of(loader: Any) -> Any:
     return None
 
 
-def _loader_state(loader: Any) -> dict[str, Any]:
-    """What gives the same batches again. In mid-epoch of a loader that is not stateful the caller skips those that he has
-    had (accelerate.skip_first_batches)."""
-    state: dict[str, Any] = {"iteration": getattr(loader, "iteration", 0), "sampler": None, "state": None}
-    if sampler := _sampler_of(loader):
-        state["sampler"] = {"seed": sampler.initial_seed, "epoch": sampler.epoch}
-    generator = getattr(loader, "synchronized_generator", None)
-    state["generator"] = None if generator is None else generator.get_state()
-    if getattr(loader, "use_stateful_dataloader", False):
-        state["state"] = loader.state_dict()
-    return state
+class _Loader:
+    """A data loader by what gives the same batches again. In mid-epoch of one that is not stateful the caller skips those
+    that he has had (accelerate.skip_first_batches)."""
 
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
 
-def _load_loader(loader: Any, state: dict[str, Any]) -> None:
-    own = _loader_state(loader)
-    for key, what in _ORDERS.items():
-        if (own[key] is None) != (state[key] is None):
-            here, there = ("without", "of one with") if own[key] is None else ("with", "of one without")
-            _log.warning("a data loader %s %s gets the state %s: its rows may come in another order", here, what, there)
-    if hasattr(loader, "iteration"):
-        loader.iteration = state["iteration"]
-    if (sampler := _sampler_of(loader)) and state["sampler"] is not None:
-        sampler.initial_seed, sampler.epoch = state["sampler"]["seed"], state["sampler"]["epoch"]
-    generator = getattr(loader, "synchronized_generator", None)
-    if generator is not None and state["generator"] is not None:
-        generator.set_state(state["generator"])
-    if state["state"] is not None:
-        loader.load_state_dict(state["state"])
+    def state_dict(self) -> dict[str, Any]:
+        loader = self._loader
+        state: dict[str, Any] = {"iteration": getattr(loader, "iteration", 0), "sampler": None, "state": None}
+        if sampler := _sampler_of(loader):
+            state["sampler"] = {"seed": sampler.initial_seed, "epoch": sampler.epoch}
+        generator = getattr(loader, "synchronized_generator", None)
+        state["generator"] = None if generator is None else generator.get_state()
+        if getattr(loader, "use_stateful_dataloader", False):
+            state["state"] = loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        loader, own = self._loader, self.state_dict()
+        for key, what in _ORDERS.items():
+            if (own[key] is None) != (state[key] is None):
+                here, there = ("without", "of one with") if own[key] is None else ("with", "of one without")
+                _log.warning(
+                    "a data loader %s %s gets the state %s: its rows may come in another order", here, what, there
+                )
+        if hasattr(loader, "iteration"):
+            loader.iteration = state["iteration"]
+        if (sampler := _sampler_of(loader)) and state["sampler"] is not None:
+            sampler.initial_seed, sampler.epoch = state["sampler"]["seed"], state["sampler"]["epoch"]
+        generator = getattr(loader, "synchronized_generator", None)
+        if generator is not None and state["generator"] is not None:
+            generator.set_state(state["generator"])
+        if state["state"] is not None:
+            loader.load_state_dict(state["state"])

@@ -219,6 +219,75 @@ def test_a_model_and_optimizer_unlike_the_checkpoints_are_refused_unless_allowed
     assert same(more.weights(), first.weights())
 
 
+KINDS = ["models", "optimizers", "schedulers", "dataloaders", "registered", "scaler"]
+
+
+def without(run: Run, kind: str) -> Run:
+    """As if it had prepared or registered none of this kind."""
+    if kind != "scaler":
+        getattr(run.accelerator, "_custom_objects" if kind == "registered" else f"_{kind}").clear()
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_only_one_side_has_is_refused_unless_allowed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    def a_run(seed: int, scale: float) -> Run:
+        run = Run(seed)
+        run.accelerator.scaler = torch.amp.GradScaler("cpu", scale) if kind == "scaler" else None
+        return run
+
+    first, (all_of_it, some) = a_run(1, 8.0), (str(tmp_path / name) for name in ("all", "some"))
+    first.epoch()
+    first.accelerator.save_state(all_of_it)
+    without(first, kind).accelerator.scaler = None
+    first.accelerator.save_state(some)
+    first.accelerator.end_training()
+
+    lacks, has = without(a_run(2, 2.0), kind), a_run(2, 2.0)
+    lacks.accelerator.scaler = None
+    before = lacks.weights()
+    for run, path, message in (
+        (lacks, all_of_it, rf"(?s)1 only in the checkpoint: {kind}.*strict=False"),
+        (
+            has,
+            some,
+            "scaler: the tree has .*GradScaler" if kind == "scaler" else f"1 only in the given tree: {kind}/0",
+        ),
+    ):
+        with pytest.raises(cairn.InvalidArgument, match=message):
+            run.accelerator.load_state(path)
+        assert same(run.weights(), before) and run.counter.value == 0 and not run.optimizer.state_dict()["state"]
+
+    lacks.accelerator.load_state(some)
+    lacks.accelerator.load_state(all_of_it, strict=False)
+    assert f"all in part: 1 only in the checkpoint: {kind}" in caplog.text
+    assert same(lacks.weights(), before if kind == "models" else first.weights())
+    assert lacks.counter.value == (0 if kind == "registered" else 5)
+
+
+def test_another_number_of_data_loaders_is_refused_unless_allowed(tmp_path: Path) -> None:
+    def a_run(seed: int, more: int) -> Run:
+        run = Run(seed)
+        for _ in range(more):
+            run.accelerator.prepare(torch.utils.data.DataLoader(X))
+        return run
+
+    first = a_run(1, 1)
+    first.epoch()
+    first.accelerator.save_state(str(tmp_path / "two"))
+    first.accelerator.end_training()
+    for more, message in ((0, "only in the checkpoint: dataloaders/1"), (2, "only in the given tree: dataloaders/2")):
+        run = a_run(2, more)
+        before = run.weights()
+        with pytest.raises(cairn.InvalidArgument, match=rf"(?s){message}.*strict=False"):
+            run.accelerator.load_state(str(tmp_path / "two"))
+        assert same(run.weights(), before) and run.loader.iteration == 0
+        run.accelerator.load_state(str(tmp_path / "two"), strict=False)
+        assert same(run.weights(), first.weights()) and run.loader.iteration == 1
+
+
 def test_a_loader_of_another_order_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = Run()
     first.accelerator.save_state(str(tmp_path / "one"))

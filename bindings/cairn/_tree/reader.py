@@ -35,6 +35,13 @@ _LISTS = frozenset({list, tuple, deque})
 _MAX_COLLIDING = 1000  # Keys with one hash: a dict or set of n such takes n * n steps to make.
 
 
+class Nothing(Enum):
+    """Stands in a tree for what the caller lacks, and the checkpoint must lack, too: it has None or an empty list there.
+    In a tree those would be placeholders."""
+
+    NOTHING = 0
+
+
 # A dict's keys and nodes, the caller's dict, its name -> the caller's tensors that fit, NotImplemented for what the walk
 # must handle itself; or None for all of it. See TreeTensors in bindings/.
 MatchAll = Callable[[list[Any], list[Any], dict[Any, Any], str], list[Any] | None]
@@ -88,6 +95,9 @@ class Reader:
         self.narrowed: list[str] = []  # Optimizers' state, which a cast would narrow.
 
     def node(self, node: Any, like: Any, name: str, strict: bool) -> Any:
+        if like is Nothing.NOTHING:
+            self.only_stored += [] if node in (None, ["list"]) else [readable(name)]
+            return None
         if type(like) not in self._known and is_stateful(like):
             return self._object(node, like, name, strict)
         match node:
