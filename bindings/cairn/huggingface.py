@@ -76,7 +76,7 @@ from ._rng import RngState
 from ._tree.casts import allows_loss
 from ._tree.optimizer_loads import Known, fit_state, load_checked
 from ._tree.optimizer_states import names_of
-from ._tree.schedulers import classes_of, warn_of_unlike
+from ._tree.schedulers import classes_of, refuse_order, warn_of_unlike
 from ._tree.tensors import dtype_name
 
 OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"
@@ -320,7 +320,9 @@ class TrainerMixin(_Base):
         check_dtypes(others, saved, found["path"], self._cast)
         run.known = Known(**found.get("known", {}))
         self.create_optimizer()  # Which Trainer does next, and then finds it.
-        self._fit(run, unpack(found)["optimizer"], found["path"])
+        parts = unpack(found)
+        fit = self._fit(run, parts["optimizer"], found["path"])
+        refuse_order(found["path"], "scheduler", parts["scheduler"], None if fit is None else fit.regrouped)
         return found, weights
 
     def _fit(self, run: Run, state: Any, where: str) -> Any:
@@ -335,6 +337,8 @@ class TrainerMixin(_Base):
                 f"{run.source or f'{self.cairn_root}: step {run.step}'}: the optimizer is {own.__name__}, the checkpoint "
                 f"has the state of {saved}"
             )
+        now = Known.of(self.optimizer, self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
+        refuse_order(run.folder, "scheduler", run.restored["scheduler"], now.regrouped(run.known))
 
     def _resume_state(self, run: Run, trainer: dict[str, Any]) -> None:
         """Keeps the pin, and writes trainer_state.json where Trainer looks for it."""

@@ -288,6 +288,28 @@ def test_another_number_of_data_loaders_is_refused_unless_allowed(tmp_path: Path
         assert same(run.weights(), first.weights()) and run.loader.iteration == 1
 
 
+def test_a_scheduler_of_groups_in_another_order_is_refused(tmp_path: Path) -> None:
+    def job(turned: bool) -> tuple[Any, Any]:
+        run = Run()
+        run.accelerator._optimizers.clear()
+        run.accelerator._schedulers.clear()
+        groups = [{"params": run.model[i].parameters(), "lr": 0.1 * (i + 1)} for i in (0, 3)]
+        optimizer = torch.optim.AdamW(groups[::-1] if turned else groups)
+        run.accelerator.prepare(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step))
+        return run.accelerator, run.weights
+
+    first, _ = job(False)
+    first.save_state(str(tmp_path / "one"))
+    first.end_training()
+    accelerator, weights = job(True)
+    before = weights()
+    with pytest.raises(
+        cairn.InvalidArgument, match="schedulers/0: its base_lrs are of the optimizer's groups in the order"
+    ):
+        accelerator.load_state(str(tmp_path / "one"))
+    assert same(weights(), before)
+
+
 def test_a_loader_of_another_order_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = Run()
     first.accelerator.save_state(str(tmp_path / "one"))

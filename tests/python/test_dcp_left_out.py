@@ -279,3 +279,66 @@ def test_a_rank_may_have_some_of_the_classes_that_all_ranks_have() -> None:
     assert unlike_classes(own, {"optim": ["SGD"]}) == [
         '"optim" is AdamW in the state to load into, SGD in the checkpoint'
     ]
+
+
+@pytest.mark.parametrize("form", [nested, flat])
+def test_a_schedulers_state_of_groups_in_another_order_is_refused(path: Path, form: Any) -> None:
+    """torch gives each group the options of the one that has its parameters; a scheduler's rates have no names."""
+
+    def grouped(turned: bool, rates: tuple[float, float] = (0.1, 0.2)) -> dict[str, Any]:
+        model, _ = job(0)
+        groups = [{"params": model[i].parameters(), "lr": rate} for i, rate in enumerate(rates)]
+        optimizer = torch.optim.AdamW(groups[::-1] if turned else groups)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        return {"model": model.state_dict(), "optim": form(model, optimizer), "s": scheduler}
+
+    state = grouped(False)
+    save(path, state)
+    load(path, grouped(False))
+    for strict in (True, False):
+        into = grouped(True)
+        before = {name: one.clone() for name, one in into["model"].items()}
+        with pytest.raises(
+            cairn.InvalidArgument, match='step-0*1: "s": its base_lrs are of the optimizer.s groups in the or'
+        ):
+            load(path, into, strict=strict)
+        assert all(torch.equal(before[name], one) for name, one in into["model"].items())
+    del into["s"]
+    load(path, into)
+
+    even = path.with_name("step-2")
+    save(even, grouped(False, (0.1, 0.1)))
+    load(even, grouped(True, (0.1, 0.1)))
+
+
+def test_a_schedulers_state_of_another_number_of_groups_is_refused_also_in_part(path: Path) -> None:
+    def grouped(*layers: int) -> dict[str, Any]:
+        model, _ = job(0)
+        optimizer = torch.optim.AdamW([{"params": model[i].parameters()} for i in layers])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        return {"optim": nested(model, optimizer), "s": scheduler}
+
+    save(path, grouped(0))
+    with pytest.raises(cairn.InvalidArgument, match='"s": its base_lrs are of 1 group, the optimizer has 2'):
+        load(path, grouped(0, 1), strict=False)
+
+
+def test_lbfgs_of_another_order_is_refused(path: Path) -> None:
+    def made(turned: bool) -> dict[str, Any]:
+        model, _ = job(0)
+        first, *rest = model.parameters()
+        optimizer = torch.optim.LBFGS([first, *(rest[::-1] if turned else rest)])
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 3)).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return {"optim": nested(model, optimizer)}
+
+    save(path, made(False))
+    load(path, made(False))
+    with pytest.raises(cairn.InvalidArgument, match="the state of LBFGS is one vector of all parameters"):
+        load(path, made(True))

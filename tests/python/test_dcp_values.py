@@ -124,10 +124,71 @@ def test_the_callers_tensors_in_a_tuple_are_filled(make: Make, loader: Any) -> N
     """DCP puts new ones into the state dict alone, and the weights in it stay as they are."""
     checkpointer = make()
     save(checkpointer, "sync", {"p": Point(torch.ones(3), (torch.ones(2), torch.ones(1)))})
-    weight, moment, other = torch.nn.Parameter(torch.zeros(3)), torch.zeros(2), torch.zeros(4)
-    got = load(checkpointer, {"p": Point(weight, (moment, other))}, loader())["p"]
-    assert weight.tolist() == [1.0] * 3 and moment.tolist() == [1.0] * 2
-    assert got.y[1].tolist() == [1.0] and not other.any()  # Of another shape: a new one.
+    weight, moment, other = torch.nn.Parameter(torch.zeros(3)), torch.zeros(2), torch.zeros(1, dtype=torch.float64)
+    load(checkpointer, {"p": Point(weight, (moment, other))}, loader())
+    assert weight.tolist() == [1.0] * 3 and moment.tolist() == [1.0] * 2 and other.tolist() == [1.0]
+    got = load(checkpointer, {"p": Point(weight, None)}, loader())["p"]  # A placeholder.
+    assert [one.tolist() for one in got.y] == [[1.0, 1.0], [1.0]]
+    assert load(checkpointer, {"p": None}, loader())["p"].x.tolist() == [1.0] * 3
+
+
+X, Y = torch.zeros(6), torch.zeros(9)
+HALF = torch.zeros(6, dtype=torch.bfloat16)
+UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
+    "one tensor twice": ({"t": (X, X)}, '"t/0" and "t/1" share memory'),
+    "a tensor beside it": ({"t": (X, torch.zeros(6)), "u": X}, '"u" and "t/0" share memory'),
+    "overlapping": ({"t": (Y[:6], Y[3:])}, '"t/0" and "t/1" share memory'),
+    "a namedtuple": ({"n": Point(X, X)}, '"n/0" and "n/1" share memory'),
+    "elements that share": ({"t": (torch.zeros(1).expand(6), X)}, '"t/0" cannot be read into'),
+    "narrower": ({"n": Point(X, HALF)}, 'of another dtype: n/1 .F32 in the checkpoint, BF16 here.*cast="allow"'),
+    "narrower below": ({"d": {"x": (X, {"y": HALF})}}, "d.x/1/y .F32 in the checkpoint, BF16 here"),
+    "another shape": ({"t": (X, torch.zeros(3))}, r"t/1 .saved \[6\], current \[3\]"),
+    "shorter": ({"t": (X,)}, "1 only in the checkpoint: t/1"),
+    "longer": ({"t": (X, Y[:6], Y[6:])}, "1 only in the given tree: t/2"),
+    "a tensor for a number": ({"p": (X, Y)}, "p/0: the tree has .*Tensor, the checkpoint has a plain value"),
+    "a tuple for a number": ({"s": (X,)}, "s: the tree has .*tuple, the checkpoint has a plain value"),
+    "a tensor for an array": ({"a": (X,)}, "a/0 .a numpy array in the checkpoint, .*Tensor here"),
+}
+
+
+@pytest.fixture(scope="module")
+def with_tuples(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def six(value: float) -> torch.Tensor:
+        return torch.full((6,), value, dtype=torch.float32)
+
+    state = {
+        "t": (six(4), six(5)), "u": six(6), "n": Point(six(7), six(8)), "d": {"x": (six(9), {"y": six(10)})},
+        "q": collections.deque([six(11), six(12)]), "p": (1, 2), "s": 3, "a": (numpy.ones(6),),
+    }  # fmt: skip
+    path = tmp_path_factory.mktemp("tuples") / "step-1"
+    cairn.dcp.save(state, checkpoint_id=path, no_dist=True)
+    cairn.dcp.checkpointer_for(path, no_dist=True).close()
+    return path
+
+
+@pytest.mark.parametrize("how", ["path", "reader", "torch's"])
+@pytest.mark.parametrize("case", UNLIKE)
+def test_tensors_within_values_are_refused_as_others_are(with_tuples: Path, case: str, how: str) -> None:
+    state, said = UNLIKE[case]
+    into = dict(state)
+    with pytest.raises((cairn.InvalidArgument, CheckpointException), match=f"(?s){said}"):
+        if how == "path":
+            cairn.dcp.load(into, checkpoint_id=with_tuples, no_dist=True)
+        else:
+            reader = cairn.dcp.StorageReader(with_tuples.parent, 1)
+            (cairn.dcp if how == "reader" else dcp).load(into, storage_reader=reader, no_dist=True)
+    assert into == state and not (X.any() or Y.any() or HALF.any())
+
+
+def test_tied_tensors_of_values_are_read_into_tied_ones(make: Make) -> None:
+    checkpointer, one = make(), torch.ones(6)
+    save(checkpointer, "sync", {"t": (one, one), "u": one, "same": (torch.ones(6),)})
+    target = torch.zeros(6)
+    load(checkpointer, {"t": (target, target), "u": target}, cairn.dcp.LoadPlanner())
+    assert target.tolist() == [1.0] * 6
+    target.zero_()  # Written twice, as by two ranks.
+    load(checkpointer, {"t": (target, None), "same": (target,)}, cairn.dcp.LoadPlanner())
+    assert target.tolist() == [1.0] * 6
 
 
 @pytest.mark.parametrize("loader", [cairn.dcp.LoadPlanner, dcp.DefaultLoadPlanner])

@@ -230,6 +230,26 @@ def test_a_cast_that_keeps_every_value_and_another_scheduler_are_logged(
     assert "of its state to the parameters' dtype, none with a loss" in caplog.text
 
 
+def test_a_scheduler_of_groups_in_another_order_is_refused(tmp_path: Path) -> None:
+    def job(turned: bool, **options: Any) -> Any:
+        model = a_gpt2()
+        halves = [*model.transformer.h.parameters()], [*model.transformer.ln_f.parameters()]
+        groups = [{"params": half, "lr": 0.1 * i} for i, half in enumerate(halves, 1)]
+        optimizer = torch.optim.AdamW(groups[::-1] if turned else groups)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        return a_trainer(tmp_path, model=model, optimizers=(optimizer, scheduler), **options)
+
+    job(False, max_steps=2).train()
+    turned = job(True, max_steps=3)
+    before = {name: tensor.clone() for name, tensor in turned.model.state_dict().items()}
+    with pytest.raises(
+        cairn.InvalidArgument, match="scheduler: its base_lrs are of the optimizer's groups in the order"
+    ):
+        turned.train(resume_from_checkpoint=True)
+    assert_same_weights(turned.model, before)
+    job(False, max_steps=3).train(resume_from_checkpoint=True)
+
+
 def test_a_gradient_scaler_is_kept(tmp_path: Path) -> None:
     first = a_trainer(tmp_path, max_steps=2)
     first.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

@@ -344,6 +344,25 @@ def test_an_optimizers_state_follows_the_parameters_names(tmp_path: Path, after:
             same(turned.made.state[parameter], state)
 
 
+def test_a_scheduler_of_groups_in_another_order_is_refused(tmp_path: Path) -> None:
+    class Grouped(Model):
+        def __init__(self, turned: bool = False) -> None:
+            super().__init__()
+            self.turned = turned
+
+        def configure_optimizers(self) -> Any:
+            groups = [{"params": self.net[i].parameters(), "lr": 0.1 * (i + 1)} for i in (0, 3)]
+            optimizer = torch.optim.AdamW(groups[::-1] if self.turned else groups)
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)]
+
+    fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Grouped())
+    fit(max_epochs=2, model=Grouped(), ckpt_path=tmp_path / "one.ckpt")
+    with pytest.raises(
+        cairn.InvalidArgument, match="one.ckpt: lr_schedulers/0: its base_lrs are of the optimizer's groups"
+    ):
+        fit(max_epochs=2, model=Grouped(turned=True), ckpt_path=tmp_path / "one.ckpt")
+
+
 def test_optimizers_in_another_order_are_refused(tmp_path: Path) -> None:
     """Lightning gives each the state of its place: the parameters of both may have one shape."""
 

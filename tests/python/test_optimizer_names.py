@@ -311,3 +311,75 @@ def test_a_plugins_state_follows_the_names_in_the_module_if_these_are_the_same(
     other = nn.ModuleDict({"b": model["b"], "c": model["a"]})
     with pytest.raises(cairn.InvalidArgument, match="only the tree has the parameters c.weight, c.bias"):
         load(target := optim.AdamW(other.parameters()), optimizer.state_dict(), Known.of(target, other), known)
+
+
+RATES = optim.lr_scheduler
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda o: RATES.LambdaLR(o, lambda epoch: 0.5**epoch),
+    "CosineAnnealingLR": lambda o: RATES.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: RATES.CosineAnnealingWarmRestarts(o, 5),
+    "CyclicLR": lambda o: RATES.CyclicLR(o, [0.01, 0.02], [0.1, 0.2], cycle_momentum=False),
+    "ReduceLROnPlateau": lambda o: RATES.ReduceLROnPlateau(o, min_lr=[0.1, 0.7]),
+    "SequentialLR": lambda o: RATES.SequentialLR(o, [RATES.ConstantLR(o), RATES.CosineAnnealingLR(o, 5)], [2]),
+    "ChainedScheduler": lambda o: RATES.ChainedScheduler([RATES.ConstantLR(o), RATES.CosineAnnealingLR(o, 5)]),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_schedulers_state_of_groups_in_another_order_is_refused(kind: str) -> None:
+    """Its lists of rates know no names: each group would go on with another one's."""
+
+    def job(layers: str) -> dict[str, Any]:
+        optimizer = of_names(network(), layers)
+        return {"o": optimizer, "s": SCHEDULERS[kind](optimizer)}
+
+    first = job("a b")
+    saved = save(first)
+    restore(saved, job("a b"))
+    for partial in (False, True):
+        said = refused(saved, job("b a"), partial=partial)
+        assert "s: its " in said and "are of the optimizer's groups in the order of the checkpoint" in said
+        assert "make the optimizer's groups as they were at the save, or leave the scheduler out" in said
+    target = job("b a")["o"]
+    restore(saved, {"o": target, "s": None})
+    assert rates(target) == rates(first["o"])
+
+
+def test_a_schedulers_state_of_another_number_of_groups_is_refused_also_in_part() -> None:
+    def job(layers: str) -> dict[str, Any]:
+        optimizer = of_names(network(layers="abc"), layers)
+        return {"o": optimizer, "s": SCHEDULERS["LambdaLR"](optimizer)}
+
+    for saved_as, given_as in (("a b", "c a b"), ("a b", "a b c"), ("a", "a b"), ("a b c", "a b")):
+        said = refused(save(job(saved_as)), job(given_as), partial=True)
+        assert f"the optimizer has {len(given_as.split())}: make the optimizer's groups" in said
+
+
+def test_groups_of_one_rate_may_come_in_another_order() -> None:
+    def job(layers: str) -> dict[str, Any]:
+        optimizer = of_names(network(), layers, weight_decay=0.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+        scheduler = RATES.SequentialLR(optimizer, [SCHEDULERS["LambdaLR"](optimizer) for _ in range(3)], [2, 5])
+        return {"o": optimizer, "s": scheduler}
+
+    restore(save(job("a b")), job("b a"))
+
+
+def test_a_state_of_one_vector_in_another_order_is_refused() -> None:
+    """LBFGS has its history in one vector of all parameters: nobody can tell the names' order in it."""
+
+    def job(layers: str, stepped: bool = True) -> optim.Optimizer:
+        model = network()
+        made = optim.LBFGS([(f"{one}.{n}", p) for one in layers for n, p in model[one].named_parameters()])
+        if stepped:
+            step(model, made)
+        return made
+
+    saved = save({"o": job("ab")})
+    restore(saved, {"o": job("ab")})
+    for partial in (False, True):
+        for target in (job("ba"), job("ba", stepped=False), job("a")):
+            said = refused(saved, {"o": target}, partial=partial)
+            assert "o: its state is one vector of all parameters, in the checkpoint's order of these" in said
+    restore(save({"o": job("ab", stepped=False)}), {"o": job("ba")})

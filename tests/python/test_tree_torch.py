@@ -1,5 +1,7 @@
 """Trees of torch's objects: training goes on bit-exactly from what comes back."""
 
+from typing import Any
+
 import numpy
 import pytest
 import torch
@@ -286,3 +288,18 @@ class TestTorch:
         like = [torch.nn.Parameter(torch.zeros(2))]
 
         assert restore(saved, like)[0] is like[0] and like[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_gradient_scaler_that_is_enabled_on_one_side_only_is_refused(partial: bool) -> None:
+    """torch's raises once all else is loaded, or drops the scale."""
+
+    def job(enabled: bool) -> dict[str, Any]:
+        return {"m": torch.nn.Linear(2, 2), "s": torch.amp.GradScaler("cpu", enabled=enabled)}
+
+    for enabled, (own, saved) in ((True, ("enabled", "disabled")), (False, ("disabled", "enabled"))):
+        said = refused(save(job(not enabled)), job(enabled), partial)
+        assert (
+            f"s: the GradScaler is {own} in the tree and was {saved} at the save: make it so, or leave it out" in said
+        )
+        restore(save(job(enabled)), job(enabled))

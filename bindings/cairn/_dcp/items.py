@@ -35,7 +35,7 @@ from .._ranks.replicas import matches
 from .._tree import Stored, values
 from .._tree.packed import VERSION as PACKED
 from .._tree.packed import unpack
-from .._tree.paths import is_unicode, kind_name
+from .._tree.paths import is_unicode, kind_name, readable
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name, filled
 from .._tree.values import AS_BYTES, bytes_of_element
@@ -249,6 +249,15 @@ class Chunk:
     last: tuple[int, ...] = ()  # The last dimension in the file, of bytes, if it has one for them.
 
 
+class Inner(NamedTuple):
+    """A tensor of the caller's within a value, and the stored one that fills it."""
+
+    path: str  # For messages.
+    target: Any
+    name: str
+    kind: str  # See `_tree.kinds`.
+
+
 @dataclass
 class StoredItems:
     """What a checkpoint holds, of all ranks, by fqn."""
@@ -264,6 +273,7 @@ class StoredItems:
         default_factory=dict
     )  # What ranks have their own of, and why this one cannot have it.
     optimizers: dict[str, list[str]] = field(default_factory=dict)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of `tensors`; see Chunk.
 
     def chunks_of(self, fqn: str) -> list[Chunk]:
         if fqn not in self.chunks:
@@ -300,6 +310,36 @@ class StoredItems:
         def leaf(_kind: str, like: Any, name: str, _strict: bool) -> Any:
             return filled(like, tensors[name])
 
+        return self._walk(fqn, leaf, like, False)[0]
+
+    def inner(self, fqn: str, like: Any) -> tuple[list[Inner], list[str]]:
+        """The tensors in `like`, which the value of an fqn is to take the place of, and what keeps these from being filled."""
+        found: list[Inner] = []
+        unlike: list[str] = []
+
+        def leaf(kind: str, like: Any, name: str, _strict: bool) -> Any:
+            path = self._readable(fqn, name)
+            if isinstance(like, torch.Tensor):
+                saved, own = self.tensors[name].of_kind(kind), kind_name(like)
+                if type(like) not in (torch.Tensor, torch.nn.Parameter) or like.layout != torch.strided:
+                    unlike.append(f"{path} ({own} of layout {like.layout}, which is not filled)")
+                elif kind.partition(" ")[0] != "torch":
+                    unlike.append(f"{path} (a numpy array in the checkpoint, {own} here)")
+                elif saved.shape != tuple(like.shape):
+                    unlike.append(f"{path} (saved {[*saved.shape]}, current {[*like.shape]})")
+                else:
+                    found.append(Inner(path, like, name, kind))
+            return like
+
+        _, reader = self._walk(fqn, leaf, like, True)
+        told = [*reader.differ, *reader.one_sided()]
+        return found, [*unlike, *(self._readable(fqn, text) for text in told)]
+
+    def _readable(self, fqn: str, text: str) -> str:
+        below = self._below(fqn)
+        return text.replace(readable(below), fqn).replace(below, fqn)
+
+    def _walk(self, fqn: str, leaf: Callable[..., Any], like: Any, strict: bool) -> tuple[Any, Reader]:
         def find(path: str, _name: str) -> type:
             if (found := values.find_class(path)) is not None:
                 return found
@@ -309,7 +349,8 @@ class StoredItems:
             )
 
         with well_formed(f'"{fqn}"'):
-            return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, self._below(fqn), False)
+            reader = Reader(leaf, scalar, None, find=find)
+            return reader.node(self.values[fqn], like, self._below(fqn), strict), reader
 
     def _below(self, fqn: str) -> str:
         return below(fqn, self.rank if fqn in self.own else None)
@@ -389,6 +430,7 @@ def read_items(details: Mapping[str, Any], rank: int = 0, world: int = 1) -> Sto
             stored.chunks.setdefault(fqn, []).append(chunk)
         if part is None:
             stored.tensors[name] = Stored(dtype, tuple(shape))
+            stored.places[name] = (file, holder or name)
     _add_ties(stored, [tie for text in texts for tie in text.ties])
     return stored
 

@@ -40,7 +40,7 @@ from .left_out import tell_left_out, tell_unlike
 from .places import Places
 from .plain_values import BELOW
 from .planners import LoadPlanner
-from .targets import Targets, check_kinds, check_numbers, unlike_optimizers
+from .targets import Targets, check_kinds, check_numbers, check_schedulers, inner_targets, unlike_optimizers
 from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
@@ -247,12 +247,14 @@ class StorageReader(storage.StorageReader):
         flat, where = getattr(planner, "state_dict", None) or {}, self._details["path"]
         check_kinds(values, flat, where)
         check_numbers(self._stored, values, flat, where)
+        check_schedulers(self._stored, values, flat, where)
+        inner = inner_targets(self._stored, values, flat, where)
         unlike_optimizer = unlike_optimizers(
             self._stored, values, flat, unlike_classes(self._optimizers, self._stored.optimizers)
         )
         if self._strict:
             _tell_unlike(where, unlike_optimizer, True)
-        targets = Targets(self._stored, items, planner, self._cast, where, unlike_optimizer)
+        targets = Targets(self._stored, items, planner, self._cast, where, unlike_optimizer, inner)
         if unlike := self._first_unlike(targets, [pair for pair in targets.tied if not targets.is_tied(pair)]):
             targets.raise_shared(unlike)
         return targets
@@ -264,6 +266,9 @@ class StorageReader(storage.StorageReader):
         reads = _Reads(self._stored)
 
         def read(number: int) -> torch.Tensor:
+            if number >= len(targets.items):
+                inner = targets.inner[number - len(targets.items)]
+                return reads.whole(inner.name, inner.kind)
             item = targets.items[number][0]
             made = torch.empty(tuple(item.lengths), dtype=torch_dtype(targets.chunk(number).dtype))
             reads.region(item, made)
@@ -299,7 +304,7 @@ class StorageReader(storage.StorageReader):
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
-        note_writes(target for _, target in targets.items)
+        note_writes(target for _, target, *_ in (*targets.items, *targets.inner))
         page_cache = plan.storage_data.page_cache if isinstance(plan.storage_data, _About) else None
         self._checkpointer._engine.reading.read_views(
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
@@ -387,8 +392,13 @@ class _Reads:
             )
             return
         for name, kind in self._stored.tensors_of(fqn).items():
-            of = self._stored.tensors[name].of_kind(kind)
-            self._array(name, empty(of, kind.partition(" ")[0]), None)
+            self.whole(name, kind)
+
+    def whole(self, name: str, kind: str) -> Any:
+        """Reads a tensor of a value into a new one."""
+        if name not in self.arrays:
+            self._array(name, empty(self._stored.tensors[name].of_kind(kind), kind.partition(" ")[0]), None)
+        return self.arrays[name]
 
     def _array(self, name: str, array: Any, part: Any) -> None:
         self.arrays[name] = array

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,15 +13,18 @@ from .. import _core
 from .._errors import InvalidArgument, counted
 from .._memory import check as check_memory
 from .._tree.casts import Casts
-from .._tree.optimizer_states import DECIDING
-from .._tree.paths import uncompiled
+from .._tree.optimizer_states import DECIDING, Regrouped
+from .._tree.paths import listed, uncompiled
+from .._tree.schedulers import refuse_order
 from .._tree.tensors import dtype_name, memory_view
-from .items import Chunk, StoredItems
+from .._tree.values import dataclass_fields, is_plain
+from .items import Chunk, Inner, StoredItems
 from .left_out import OTHER_CLASS
 
 
 class Targets:
-    """The tensors of a plan's items, and how they differ from the checkpoint's.
+    """The tensors of a plan's items, and how they differ from the checkpoint's. Those within values (`inner`) are
+    numbered after the items.
 
     `casts` are to other dtypes. `unlike`: see `unlike_optimizers`. `tied`: pairs of items with one target; the second need not
     be read if the checkpoint has the same for both, which it surely has if `is_tied`.
@@ -34,8 +38,11 @@ class Targets:
         allow_loss: bool,
         where: str,
         unlike: dict[str, list[str]],
+        inner: list[Inner],
     ) -> None:
         self.unlike = unlike
+        self.inner = inner
+        self._stored = stored
         self.items = [(item, planner.resolve_tensor(item).detach()) for item in items]
         self.casts = Casts(allow_loss)
         self._where = where
@@ -47,6 +54,12 @@ class Targets:
             if (given := dtype_name(fqn, target)) != chunk.dtype:
                 self.casts.may(fqn, chunk.dtype, given)
             if (view := memory_view(fqn, target, where)) is not None:
+                memory.add((str(number), *view[1:]), None, None)
+        for number, (path, target, name, kind) in enumerate(inner, len(self.items)):
+            check_memory(path, target)
+            if (given := dtype_name(path, target)) != (saved := stored.tensors[name].of_kind(kind).dtype):
+                self.casts.may(path, saved, given)
+            if (view := memory_view(path, target, where)) is not None:
                 memory.add((str(number), *view[1:]), None, None)
         self.casts.raise_refused(where)
         pairs, overlap = memory.shared_memory(_core.TreeTensors(None))
@@ -62,13 +75,20 @@ class Targets:
         return self._chunks[number]
 
     def raise_shared(self, pair: tuple[int, int]) -> None:
-        first, second = (self.items[number][0].storage_index.fqn for number in pair)
+        items = len(self.items)
+        first, second = (
+            self.items[number][0].storage_index.fqn if number < items else self.inner[number - items].path
+            for number in pair
+        )
         raise InvalidArgument(
             f'{self._where}: "{first}" and "{second}" share memory in the state to load into, but the checkpoint has two '
             "tensors, of which one would overwrite the other: load one of them, or give each memory of its own"
         )
 
     def _region(self, number: int) -> tuple[Any, ...]:
+        if number >= len(self.items):
+            _, target, name, _ = self.inner[number - len(self.items)]
+            return self._stored.places[name], (0,) * target.dim(), tuple(target.shape)
         item = self.items[number][0]
         return self._chunks[number].place, tuple(item.storage_offsets), tuple(item.lengths)
 
@@ -82,6 +102,34 @@ def check_kinds(fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> Non
             f'{where}: "{tensors[0]}"{more}: the state to load into has a tensor, the checkpoint has a plain value: put '
             "None in its place to get the value"
         )
+
+
+def inner_targets(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> list[Inner]:
+    """The tensors within the values that these replace. InvalidArgument if one would not be filled: it would stay as it is,
+    and another one come into the state. `fqns` and `flat` as in `check_numbers`."""
+    found: list[Inner] = []
+    unlike: list[str] = []
+    for fqn in fqns:
+        if fqn in stored.values and fqn in flat and _holds_tensor(flat[fqn]):
+            targets, differ = stored.inner(fqn, flat[fqn])
+            found += targets
+            unlike += differ
+    if unlike:
+        raise InvalidArgument(
+            f"{where}: tensors within tuples and other values differ from the checkpoint's: {listed(unlike)}: make them as "
+            "they were at the save, or put None in the value's place to get it as it was"
+        )
+    return found
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    fields = dataclass_fields(value)
+    if fields is None and not isinstance(value, (dict, list, tuple, deque)):
+        return False
+    children = fields.values() if fields is not None else value.values() if isinstance(value, dict) else value
+    return any(map(_holds_tensor, children))
 
 
 def unlike_optimizers(
@@ -128,6 +176,42 @@ def check_numbers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, A
                 f'{where}: "{name}": {what}, and this state goes by number: make the optimizer as it was, or save and load '
                 "what get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives, which goes by name"
             )
+
+
+def check_schedulers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> None:
+    """InvalidArgument if an optimizer's state goes by name to groups in another order, and a scheduler's would go to the
+    groups in the checkpoint's, or if it is LBFGS, whose state is one vector of all parameters. `fqns` and `flat` as in
+    `check_numbers`."""
+    fqns = [*fqns]
+    every = [fqn for fqn in flat if "param_groups." in fqn and fqn.endswith(".params") and _is_text(flat.get(fqn))]
+    found = []
+    for place in {fqn.rpartition("param_groups.")[0]: None for fqn in every}:
+        own = [flat[fqn] for fqn in every if fqn.rpartition("param_groups.")[0] == place]
+        saved = [*_groups(stored, place)]
+        if own != saved and f"{place}param_groups.0.history_size" in fqns:
+            raise InvalidArgument(
+                f'{where}: "{place}param_groups": the state of LBFGS is one vector of all parameters, in the checkpoint\'s '
+                "order of these, and the state to load into has another order: make the optimizer as it was at the save, "
+                "or leave it out"
+            )
+        if (regrouped := Regrouped.by_name(own, saved)) is not None:
+            found.append(regrouped)
+    for place in [fqn.removesuffix("last_epoch") for fqn in fqns if f".{fqn}".endswith(".last_epoch")]:
+        keys = [key for key in fqns if key.startswith(place) and "." not in key[len(place) :] and key in stored.values]
+        state = {key[len(place) :]: stored.value(key, {}) for key in keys if not stored.tensors_of(key)}
+        rates, theirs = flat.get(f"{place}base_lrs"), state.get("base_lrs")
+        flattened = not every and any("param_groups." in fqn for fqn in fqns)  # Nobody knows its groups.
+        if flattened and rates != theirs and is_plain(rates) and sorted(rates or ()) == sorted(theirs or ()):
+            found = [Regrouped(len(theirs or ()), len(theirs or ()))]
+        for regrouped in found:
+            refuse_order(where, f'"{place.removesuffix(".")}"', state, regrouped)
+
+
+def _groups(stored: StoredItems, place: str) -> Iterator[list[Any]]:
+    number = 0
+    while (names := _list_of(stored, f"{place}param_groups.{number}.params")) is not None:
+        yield names
+        number += 1
 
 
 def _is_text(value: Any) -> bool:

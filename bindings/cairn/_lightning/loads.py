@@ -13,7 +13,7 @@ from .._errors import InvalidArgument, counted
 from .._protect import inner_optimizer
 from .._tree.optimizer_loads import Known, fit_state
 from .._tree.optimizer_states import names_of
-from .._tree.schedulers import warn_of_unlike
+from .._tree.schedulers import is_of, refuse_order, warn_of_unlike
 from .checkpoint_io import CheckpointIO
 from .package import pl
 from .values import check_into
@@ -43,14 +43,20 @@ def tell_schedulers(path: str, checkpoint: Mapping[str, Any], trainer: Any) -> N
     warn_of_unlike(path, own, saved)
 
 
-def check_classes(path: str, optimizers: list[Any], checkpoint: Mapping[str, Any]) -> None:
-    """InvalidArgument if a sharded state is that of another optimizer class."""
+def check_classes(path: str, optimizers: list[Any], checkpoint: Mapping[str, Any], module: Any) -> None:
+    """InvalidArgument if a sharded state is that of another optimizer class, or if a scheduler's would go to other groups
+    of its optimizer."""
+    schedulers = [one.scheduler for one in module.trainer.lr_scheduler_configs]
     for own, saved in zip(optimizers, known_of(checkpoint).get("optimizers", ()), strict=False):
         kind = type(inner_optimizer(own))
         if saved["kind"] not in names_of(kind):
             raise InvalidArgument(
                 f"{path}: the optimizer is {kind.__name__}, the checkpoint has the state of {saved['kind']}"
             )
+        regrouped = Known.of(own, module).regrouped(Known(**saved))
+        for i, (scheduler, state) in enumerate(zip(schedulers, checkpoint.get("lr_schedulers", ()), strict=False)):
+            if inner_optimizer(scheduler.optimizer) is inner_optimizer(own):
+                refuse_order(path, f"lr_schedulers/{i}", state, regrouped)
 
 
 def _checking(load: Any, check: Any) -> Any:
@@ -111,6 +117,11 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
         )
         for i, (optimizer, state, saved) in enumerate(zip(optimizers, states, saved_ones, strict=True))
     ]
+    schedulers = [one.scheduler for one in strategy.lightning_module.trainer.lr_scheduler_configs]
+    for i, (scheduler, state) in enumerate(zip(schedulers, checkpoint.get("lr_schedulers", ()), strict=False)):
+        for fit in fits:
+            if fit is not None and is_of(scheduler, fit):
+                refuse_order(io.read_from, f"lr_schedulers/{i}", state, fit.regrouped)
     loaded = []
     for fit, state in zip(fits, states, strict=True):
         if fit is not None:

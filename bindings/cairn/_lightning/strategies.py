@@ -52,7 +52,7 @@ class Sharded:
                     f"{sum(part.startswith(OPTIMIZER) for part in reader.parts)}: with save_weights_only it has none. "
                     "cairn.lightning.load_checkpoint reads the weights"
                 )
-            check_classes(path, optimizers, reader.rest)
+            check_classes(path, optimizers, reader.rest, self.lightning_module)
             state: dict[str, Any] = {"state_dict": torch_state.get_model_state_dict(module), REST: None}
             for index, optimizer in enumerate(optimizers):
                 state[f"{OPTIMIZER}{index}"] = torch_state.get_optimizer_state_dict(module, optimizer)

@@ -19,7 +19,7 @@ from .packed import unpack
 from .parameters import TreeModules, modules_in
 from .paths import MAX_DEPTH, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
-from .schedulers import classes_of, unlike_class, unlike_groups
+from .schedulers import classes_of, is_of, unlike_class, unlike_groups, unlike_order
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
@@ -232,12 +232,27 @@ def plan_restore(
         leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit, unlike=unlike
     )
     result = reader.node(root, tree, "", True)
+    fits = [fit for *_, fit in reader.loads if fit is not None]
+    for name, holder, state, _ in reader.loads if any(fit.regrouped for fit in fits) else ():
+        if how := next((unlike_order(state, fit.regrouped) for fit in fits if is_of(holder, fit)), None):
+            reader.differ.append(f"{readable(name)}: {how}")
+    reader.differ += [
+        f"{readable(name)}: {how}" for name, holder, state, _ in reader.loads if (how := _unlike_scaler(holder, state))
+    ]
     reader.raise_differences(where, casts.way_out())
     if partial:
         _refuse_nothing(tree, tensors, reader, where)
     in_place -= converted.keys()
     one_sided, remarks, twice = reader.one_sided(), reader.remarks, reader.twice
     return Plan(tensors, in_place, one_sided, remarks, converted, twice, casts, result, reader.loads, partial)
+
+
+def _unlike_scaler(holder: Any, state: Any) -> str | None:
+    """A GradScaler's state is empty if it was disabled: torch's raises, once all else is loaded, or drops the scale."""
+    if not any(base.__name__ == "GradScaler" for base in type(holder).__mro__) or holder.is_enabled() == bool(state):
+        return None
+    own, saved = ("enabled", "disabled") if not state else ("disabled", "enabled")
+    return f"the GradScaler is {own} in the tree and was {saved} at the save: make it so, or leave it out of the tree"
 
 
 def _refuse_nothing(tree: Any, tensors: Mapping[str, Any], reader: Reader, where: str) -> None:

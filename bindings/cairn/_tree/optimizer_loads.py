@@ -10,7 +10,7 @@ from typing import Any
 from .._errors import InvalidArgument
 from .._protect import inner_optimizer
 from .casts import Casts
-from .optimizer_states import has_torchs_load, of_dict
+from .optimizer_states import Regrouped, has_torchs_load, of_dict
 from .optimizers import Fit, optimizer_of
 from .optimizers import fit as compare
 from .paths import listed, uncompiled
@@ -34,6 +34,12 @@ class Known:
     def flat(self) -> list[str]:
         """Each parameter's name, "" if that is not known."""
         return [name or "" for name in chain(*(self.names or ()))]
+
+    def regrouped(self, saved: Known) -> Regrouped | None:
+        """How the groups of one that goes by name differ from the saved one's; None if that is not known."""
+        names, theirs = self.flat(), saved.flat()
+        known = "" not in (*names, *theirs) and bool(names) and bool(theirs)
+        return Regrouped.by_name(self.names or (), saved.names or ()) if known else None
 
 
 def fit_state(

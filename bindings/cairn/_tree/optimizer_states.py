@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -34,6 +34,7 @@ CLASSES: dict[str, tuple[str, dict[str, str | None]]] = {
     "SGD": ("dampening", {"momentum_buffer": "momentum"}),
     "SparseAdam": ("betas", {**_ADAM}),
 }
+FLAT = {"LBFGS"}  # Those of which the state is one vector of all parameters.
 MARKS = {mark for mark, _ in CLASSES.values()}
 # What makes another class of one that has the same state, and what decides which state there is.
 DECIDING = {"amsgrad", "centered", "decoupled_weight_decay"}
@@ -104,6 +105,29 @@ class State:
         sizes = [*map(len, self.numbers)]
         of = f" ({', '.join(map(str, sizes))})" if len(sizes) > 1 else ""
         return f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'group')}{of}"
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """An optimizer's groups that are others than the saved ones, or come in another order."""
+
+    own: int
+    saved: int
+
+    @staticmethod
+    def of(sources: Sequence[int | None], saved: int) -> Regrouped | None:
+        """None if they are the same. `sources`: which saved group each one is."""
+        return None if [*sources] == [*range(saved)] else Regrouped(len(sources), saved)
+
+    @staticmethod
+    def by_name(own: Sequence[Collection[Any]], saved: Sequence[Collection[Any]]) -> Regrouped | None:
+        """Of the names of each group's parameters."""
+        known = [{*names} for names in saved]
+        sources: list[int | None] = []
+        for i, names in enumerate(own):
+            found = {j for j, theirs in enumerate(known) if theirs & {*names}} or {i}
+            sources.append(found.pop() if len(found) == 1 else None)
+        return Regrouped.of(sources, len(saved))
 
 
 def of_dict(state: Any) -> State | None:

@@ -39,8 +39,10 @@ from typing import Any
 from .._protect import inner_optimizer
 from .optimizer_states import (
     CLASSES,
+    FLAT,
     MARKS,
     WITHOUT_DIMENSIONS,
+    Regrouped,
     State,
     dtypes_kept,
     has_torchs_load,
@@ -97,6 +99,13 @@ class Fit:
     def __post_init__(self) -> None:
         self._numbers = [*chain(*self._own.numbers)]
         self._prefix = join(self.path, "state/")
+
+    def is_of(self, optimizer: Any) -> bool:
+        return optimizer is self._optimizer
+
+    @property
+    def regrouped(self) -> Regrouped | None:
+        return Regrouped.of(self._sources, len(self._saved.groups)) if not self.differ else None
 
     def along(self) -> dict[str, Any]:
         """The optimizer's state dict, with the saved numbers, to read the checkpoint's along it."""
@@ -238,6 +247,12 @@ class Fit:
         found = [{group_of[name] for name in names if name in group_of} for names in own]
         self._sources = [next(iter(groups)) if len(groups) == 1 else None for groups in found]
         self._moved = True
+        if {*names_of(type(self._optimizer))} & FLAT and any(self._saved.entries.values()):
+            self.differ.append(
+                f"{self.at()}: its state is one vector of all parameters, in the checkpoint's order of these, and the tree "
+                "has others, or another order: make the optimizer as it was at the save, or leave it out"
+            )
+            return
         gone = [name for name in group_of if name not in positions]
         new = [name for name in positions if name not in group_of]
         if gone:

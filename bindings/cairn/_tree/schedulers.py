@@ -8,10 +8,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._errors import counted
-from .optimizer_states import names_of
+from .._errors import InvalidArgument, counted
+from .._protect import inner_optimizer
+from .optimizer_states import Regrouped, names_of
+from .optimizers import Fit
+from .values import is_plain
 
 _log = logging.getLogger("cairn")
+_OF_NO_GROUPS = {"_milestones", "_schedule_phases"}  # Of torch's schedulers' lists, those that are not of groups.
+_ORDER = "make the optimizer's groups as they were at the save, or leave the scheduler out"
 
 
 def _flat(scheduler: Any) -> list[Any]:
@@ -43,6 +48,42 @@ def unlike_groups(state: Any, saved: Any) -> str | None:
         case {"base_lrs": ["list", *theirs]} if isinstance(own, list) and len(own) != len(theirs):
             return f"the tree's is of {counted(len(own), 'group')}, the checkpoint's of {len(theirs)}"
     return None
+
+
+def is_of(scheduler: Any, fit: Fit) -> bool:
+    """Whether it sets the rates of the optimizer that was compared."""
+    held = getattr(scheduler, "__dict__", {})
+    inner = getattr(held.get("scheduler", scheduler), "__dict__", {})  # What accelerate's wraps.
+    return fit.is_of(inner_optimizer(inner.get("optimizer")))
+
+
+def unlike_order(saved: Any, regrouped: Regrouped | None) -> str | None:
+    """What of a scheduler's state would go to other groups of its optimizer: that one's state follows the names of
+    parameters, and a scheduler knows none."""
+    if regrouped is None or not isinstance(saved, Mapping):
+        return None
+    own, theirs = regrouped.own, regrouped.saved
+    for key, value in saved.items():
+        if key == "_schedulers" and isinstance(value, (list, tuple)):
+            if how := next(filter(None, (unlike_order(one, regrouped) for one in value)), None):
+                return how
+        elif isinstance(value, (list, tuple)) and len(value) == theirs and key not in _OF_NO_GROUPS:
+            if own != theirs:
+                return f"its {key} are of {counted(theirs, 'group')}, the optimizer has {own}: {_ORDER}"
+            if _is_unlike(value):
+                return f"its {key} are of the optimizer's groups in the order of the checkpoint, another one here: {_ORDER}"
+    return None
+
+
+def _is_unlike(values: Sequence[Any]) -> bool:
+    """Whether they may differ: a tensor may not have been read yet."""
+    return not is_plain(values) or any(one != values[0] for one in values)
+
+
+def refuse_order(where: str, name: str, saved: Any, regrouped: Regrouped | None) -> None:
+    """For a framework that loads a scheduler's state itself: InvalidArgument, by `unlike_order`."""
+    if how := unlike_order(saved, regrouped):
+        raise InvalidArgument(f"{where}: {name}: {how}")
 
 
 def warn_of_unlike(where: str, own: Sequence[Any], saved: Sequence[list[str]]) -> None:

@@ -345,12 +345,14 @@ def empty(of: Stored, kind: str, device: Any = None) -> Any:
 
 
 def filled(like: Any, found: Any) -> Any:
-    """What takes the place of `like`: itself, with the contents of `found`, if both are tensors of one dtype and shape."""
+    """What takes the place of `like`: itself, with the contents of `found`, if both are tensors of one shape."""
     torch = sys.modules.get("torch")
     if torch is None or type(like) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(found, torch.Tensor):
         return found
-    if (like.dtype, like.shape, like.layout) != (found.dtype, found.shape, found.layout) or like.is_meta:
+    if (like.shape, like.layout) != (found.shape, found.layout):
         return found
+    if like.is_meta:
+        return found.to(like.dtype)
     like.detach().copy_(found)
     return like
 
