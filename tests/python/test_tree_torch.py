@@ -52,6 +52,21 @@ class Scaled(torch.nn.Module):
         self.amax = state.tolist()
 
 
+class Recorded(Scaled):
+    """Its extra state is a tree."""
+
+    def get_extra_state(self):
+        return {
+            "steps": len(self.amax),
+            "seen": [torch.tensor(self.amax)],
+            "by name": {"amax": torch.tensor(self.amax)},
+        }
+
+    def set_extra_state(self, state):
+        assert torch.equal(state["seen"][0], state["by name"]["amax"]) and len(state["seen"][0]) == state["steps"]
+        self.amax = state["seen"][0].tolist()
+
+
 class Growing(torch.nn.Module):
     """Like torch.ao's observers: it loads a buffer of any length."""
 
@@ -70,6 +85,12 @@ def used_scaled():
     return module
 
 
+def used_recorded():
+    module = Recorded()
+    module.amax = [1.0, 2.0]
+    return module
+
+
 def used_growing():
     module = Growing()
     module.seen = torch.arange(3.0)
@@ -84,6 +105,7 @@ def used_lazy():
 
 RESHAPED = {
     "extra state": (used_scaled, Scaled),
+    "extra state, a tree": (used_recorded, Recorded),
     "a load of its own": (used_growing, Growing),
     "lazy": (used_lazy, lambda: torch.nn.LazyLinear(2)),
     "no module": (lambda: Loader({"data": torch.ones(5, 3)}), lambda: Loader({"data": torch.empty(0, 3)})),

@@ -163,7 +163,8 @@ class Reader:
         holder, path = self._holder
         if self._module is None or not isinstance(holder, self._module):
             return not hasattr(holder, "param_groups")
-        *inner, last = name[len(path) + 1 :].split(".")
+        # Not what lies within the value: an extra state may be a tree.
+        *inner, last = name[len(path) + 1 :].partition("/")[0].split(".")
         for part in inner:
             if not isinstance(holder, self._module):
                 return False
