@@ -12,6 +12,7 @@ from typing import Any
 from ._errors import InvalidArgument
 
 _STEPS = 2**64
+_SIZES = 2**64
 _SMALL = 2**31
 _LONGEST = 1e9  # Seconds.
 _UNITS = {"": 1, "B": 1}
@@ -82,14 +83,18 @@ def flag(name: str, value: Any) -> bool:
 def parse_size(size: int | str) -> int:
     """Bytes: a number, or text as "4GiB" (1024**3 each) and "4GB" (1000**3 each).
 
-    Raises InvalidArgument for anything else.
+    Raises InvalidArgument for anything else, and for 2**64 bytes or more.
     """
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
-    if match is None or match[2] not in _UNITS:
-        raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
-    return int(float(match[1]) * _UNITS[match[2]])
+        found: float = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+        if match is None or match[2] not in _UNITS:
+            raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
+        found = float(match[1]) * _UNITS[match[2]]
+    if not found < _SIZES:
+        raise InvalidArgument(f"expected a size below 2**64 bytes, found {reprlib.repr(size)}")
+    return int(found)
 
 
 def size(name: str, value: Any) -> int:
