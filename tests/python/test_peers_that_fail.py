@@ -96,7 +96,10 @@ def test_a_rank_that_cannot_be_measured_is_named(ranks: Any, stack: ExitStack, h
 
 @pytest.mark.parametrize(
     ("report", "reason"),
-    [({"delay_seconds": -1, "there": 1, "back": 1}, "says: delay_seconds: expected"), ([], "says what is not understood")],
+    [
+        ({"delay_seconds": -1, "there": 1, "back": 1}, "says: delay_seconds: expected"),
+        ([], "says what is not understood"),
+    ],
 )
 def test_a_rank_that_reports_nonsense_is_named(ranks: Any, stack: ExitStack, report: Any, reason: str) -> None:
     job = ranks(3)

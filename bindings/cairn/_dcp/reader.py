@@ -268,7 +268,8 @@ class StorageReader(storage.StorageReader):
         def read(number: int) -> torch.Tensor:
             if number >= len(targets.items):
                 inner = targets.inner[number - len(targets.items)]
-                return reads.whole(inner.name, inner.kind)
+                whole: torch.Tensor = reads.whole(inner.name, inner.kind)
+                return whole
             item = targets.items[number][0]
             made = torch.empty(tuple(item.lengths), dtype=torch_dtype(targets.chunk(number).dtype))
             reads.region(item, made)
