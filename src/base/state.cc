@@ -49,8 +49,10 @@ State::State() : table_(std::make_shared<TensorTable>()) {}
 State::~State() = default;
 State::State(const State& other) : table_(other.table()), values_(other.values_) {}
 State& State::operator=(const State& other) {
-  table_ = other.table();
-  values_ = other.values_;
+  if (this != &other) {
+    table_ = other.table();
+    values_ = other.values_;
+  }
   return *this;
 }
 State::State(State&& other) noexcept
