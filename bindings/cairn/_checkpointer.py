@@ -307,7 +307,8 @@ class Checkpointer:
 
         With `strict=False` names may be on one side only: what the checkpoint lacks stays as it is in the tree, what the
         tree lacks is left out, and a warning lists both. That includes an optimizer's parameters, if both sides have
-        their names. Shapes and dtypes must still agree. A tensor of another dtype is converted, and logged, if it holds
+        their names. But InvalidArgument names an object with tensors (a module, an optimizer) of which the checkpoint has
+        nothing: leave it out of the tree. Shapes and dtypes must still agree. A tensor of another dtype is converted, and logged, if it holds
         every value of the checkpoint's (float32 for bfloat16); with `cast="allow"` any is, also where that loses
         something. The names of a compiled
         module (`_orig_mod.`) match the plain module's, and the other way round. Tensors that are created are on the CPU,

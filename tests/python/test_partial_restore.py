@@ -15,6 +15,7 @@ import cairn
 import numpy as np
 import pytest
 import torch
+from ranks import World
 
 Make = Callable[..., cairn.Checkpointer]
 
@@ -217,16 +218,64 @@ def test_an_optimizers_state_dict_gets_the_state_that_it_lacks(make: Make, caplo
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("tree", [
-    {"net": network(0)}, {"model": {"renamed": torch.zeros(1)}}, {"model": torch.nn.ModuleDict({"inner": network(0)})},
-], ids=["another key", "another name", "a module within another"])  # fmt: skip
-def test_what_would_restore_nothing_is_refused(make: Make, tree: dict[str, Any]) -> None:
+def adam(model: torch.nn.Module) -> Any:
+    return torch.optim.Adam(model.parameters())
+
+
+@pytest.mark.parametrize(("tree", "named"), [
+    ({"net": network(0)}, "net"),
+    ({"model": {"renamed": torch.zeros(1)}}, "model"),
+    ({"model": torch.nn.ModuleDict({"inner": network(0)})}, "model"),
+    ({"mdoel": network(0), "ema": torch.zeros(1), "step": 0}, "mdoel"),
+    ({"model": network(0), "optimzer": adam(network(0))}, "optimzer"),
+    ({"model": network(0), "nets": [network(0), network(0)]}, "nets/1"),
+    ({"inner": {"first": network(0)}, "ema": torch.zeros(1)}, "inner/first"),
+    ({"ema": torch.zeros(1), "nets": [network(0)], "relu": network(0)}, "relu"),
+    ({"ema": torch.zeros(1), "model": {"module.0.weight": torch.zeros(8, 8)}}, "model"),
+    ({"ema": torch.zeros(1), "random": cairn.RngState()}, "random"),
+], ids=["another key", "another name", "a module within another", "beside others", "an optimizer", "a longer list",
+        "another container", "saved without tensors", "a state dict", "another object"])  # fmt: skip
+def test_what_would_restore_nothing_is_refused(make: Make, tree: dict[str, Any], named: str) -> None:
     checkpointer = make()
-    checkpointer.save(1, {"model": network(1), "step": 1}).wait()
+    saved: dict[str, Any] = {
+        "model": network(1),
+        "ema": torch.ones(1),
+        "nets": [network(2)],
+        "relu": torch.nn.ReLU(),
+        "step": 1,
+    }
+    saved["inner"] = {"second": network(3)}
+    checkpointer.save(1, saved).wait()
     with pytest.raises(
-        cairn.InvalidArgument, match=r"strict=False would restore no tensor of .*only in the checkpoint"
+        cairn.InvalidArgument,
+        match=rf"{checkpointer.root}.*strict=False would restore nothing of {named}: .*only in the checkpoint.*leave out",
     ):
         checkpointer.restore(tree, strict=False)
+    assert tree.get("ema", torch.zeros(1)).item() == 0
     assert checkpointer.restore({"step": 0}, strict=False) == {"step": 1}
-    new = network(2)
-    checkpointer.restore({"model": network(0), "head": new}, strict=False)
+
+
+def test_what_one_rank_would_not_restore_is_refused_on_all(worlds: Callable[..., World]) -> None:
+    world = worlds(2, "")
+    world.all("model = torch.nn.Linear(2, 2)")
+    assert world.all("c.save(1, {'model': model, 'w': torch.ones(1)}).result()") == [1] * 2
+    world.all("w, key = torch.zeros(1), 'mdoel' if rank else 'model'")
+    for answer in world.answers("c.restore({key: model, 'w': w}, strict=False)"):
+        assert answer.get("error") == "InvalidArgument", answer
+        assert "strict=False would restore nothing of mdoel" in answer["message"]
+    assert world.all("float(w)") == [0.0] * 2
+
+
+def test_what_is_restored_at_another_path_is_no_object_of_its_own(make: Make) -> None:
+    checkpointer = make()
+    source, target = network(1), network(0)
+    checkpointer.save(1, {"model": source, "relu": network(2)}).wait()
+    tree = {
+        "model": target,
+        "first": target[0],
+        "new": torch.nn.ReLU(),
+        "relu": torch.nn.ReLU(),
+        "value": torch.zeros(1),
+    }
+    checkpointer.restore(tree, strict=False)
+    assert same(target, source)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from .._errors import Corrupt, InvalidArgument, NotFound, Unsupported
@@ -13,10 +14,10 @@ from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert, is_lossless
 from .optimizer_states import names_of
-from .optimizers import Beside, Fit, fit_text
+from .optimizers import Beside, Fit, fit_text, optimizer_of
 from .packed import VERSION as _PACKED
 from .packed import unpack
-from .parameters import TreeModules, modules_in
+from .parameters import TreeModules, modules_in, objects_in
 from .paths import MAX_DEPTH, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
 from .schedulers import classes_of, is_of, unlike_class, unlike_groups, unlike_order
@@ -257,15 +258,48 @@ def _unlike_scaler(holder: Any, state: Any) -> str | None:
 
 def _refuse_nothing(tree: Any, tensors: Mapping[str, Any], reader: Reader, where: str) -> None:
     """What has no name in common with the checkpoint is rather misspelt than left as it is on purpose."""
-    nothing, given = reader.nothing, Names()
+    nothing = reader.nothing + _left_objects(reader, tensors)
+    nothing += [path for path, held in reader.apart if _has_tensors(held, Writer(Names()))]
     if not tensors and not nothing:
+        given = Names()
         Writer(given).node(tree, "")
         nothing = [""] if given.tensors else []
     if nothing:
-        raise InvalidArgument(
-            f"{where}: strict=False would restore no tensor of {listed([readable(path) for path in nothing])}: "
-            + "; ".join(reader.one_sided())
+        way_out = (
+            [] if "" in nothing else ["give the checkpoint's names, or leave out of the tree what it does not have"]
         )
+        raise InvalidArgument(
+            f"{where}: strict=False would restore nothing of {listed([readable(path) for path in nothing])}: "
+            + "; ".join(reader.one_sided() + way_out)
+        )
+
+
+def _left_objects(reader: Reader, tensors: Mapping[str, Any]) -> list[str]:
+    """The paths of objects with tensors that only the tree has, unless they are restored at another path too."""
+    found = [one for path, child in reader.left for one in objects_in(child, path)]
+    if not found:
+        return []
+    loaded = [target for _, target, _, _ in reader.loads]
+    restored = {*map(id, chain(loaded, tensors.values(), *map(_parts_of, loaded)))}
+    writer = Writer(Names())
+    found = [(path, one) for path, one in found if restored.isdisjoint(map(id, (one, *_parts_of(one))))]
+    return [path for path, one in found if optimizer_of(one) is not None or _has_tensors(_state_of(one, path), writer)]
+
+
+def _parts_of(target: Any) -> list[Any]:
+    """The parameters and buffers of a torch module."""
+    return [*target.parameters(), *target.buffers()] if _is_module(target) else []
+
+
+def _state_of(target: Any, path: str) -> Any:
+    with noted(f"state_dict() of {kind_name(target)} at {readable(path)}"):
+        return target.state_dict()
+
+
+def _has_tensors(state: Any, writer: Writer) -> bool:
+    if isinstance(state, (dict, list, tuple)):
+        return any(_has_tensors(child, writer) for child in (state.values() if isinstance(state, dict) else state))
+    return writer.is_tensor(state) or is_foreign(state)
 
 
 def build(text: str, tensors: Mapping[str, Any]) -> Any:

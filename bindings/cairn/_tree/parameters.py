@@ -10,7 +10,7 @@ from json.encoder import encode_basestring as _quote
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .paths import MAX_DEPTH, join, part_of, uncompiled
+from .paths import MAX_DEPTH, is_stateful, join, part_of, uncompiled
 from .values import dataclass_fields
 from .writer import Names, Writer
 
@@ -90,12 +90,17 @@ def path_of(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def modules_in(tree: Any, name: str = "", depth: int = 0) -> list[tuple[str, Any]]:
+def modules_in(tree: Any) -> list[tuple[str, Any]]:
     """The torch modules of a tree, but for those within objects, each with its path."""
     torch = sys.modules.get("torch")
-    if torch is None or depth > MAX_DEPTH:
+    return [] if torch is None else [(name, one) for name, one in objects_in(tree) if isinstance(one, torch.nn.Module)]
+
+
+def objects_in(tree: Any, name: str = "", depth: int = 0) -> list[tuple[str, Any]]:
+    """The objects of a tree that have a state_dict(), but for those within others, each with its path."""
+    if depth > MAX_DEPTH:
         return []
-    if isinstance(tree, torch.nn.Module):
+    if is_stateful(tree):
         return [(name, tree)]
     if isinstance(tree, (list, tuple, deque)):
         children: Iterable[tuple[Any, Any]] = enumerate(tree)
@@ -103,9 +108,11 @@ def modules_in(tree: Any, name: str = "", depth: int = 0) -> list[tuple[str, Any
         children = tree.items()
     else:
         children = (dataclass_fields(tree) or {}).items()
-    leaves = {*_LEAVES, torch.Tensor, torch.nn.Parameter}  # There may be 100,000.
+    leaves = set(_LEAVES)  # There may be 100,000.
+    if torch := sys.modules.get("torch"):
+        leaves |= {torch.Tensor, torch.nn.Parameter}
     inner = [(key, child) for key, child in children if type(child) not in leaves]
-    return [*chain(*(modules_in(child, join(name, part_of(key, name)), depth + 1) for key, child in inner))]
+    return [*chain(*(objects_in(child, join(name, part_of(key, name)), depth + 1) for key, child in inner))]
 
 
 def _parameters_of(optimizer: Any) -> list[int]:

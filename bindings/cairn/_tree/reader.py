@@ -91,6 +91,8 @@ class Reader:
         self.only_tree: list[str] = []
         self.differ: list[str] = []
         self.nothing: list[str] = []  # Modules of which the checkpoint has no tensor.
+        self.left: list[tuple[str, Any]] = []  # If partial: what only the tree has, by path.
+        self.apart: list[tuple[str, Any]] = []  # And dicts that have no name of the checkpoint's tensors there.
         self.unlike: list[str] = []  # Optimizers among those.
         self.narrowed: list[str] = []  # Optimizers' state, which a cast would narrow.
 
@@ -269,6 +271,9 @@ class Reader:
             self.only_stored += [readable(join(name, part)) for part in parts if part not in theirs]
             self.only_tree += [readable(join(name, part)) for part in theirs if part not in parts]
             if self._partial:
+                if name and parts.keys().isdisjoint(theirs) and kinds_in(node, name):
+                    self.apart.append((name, theirs))
+                self.left += [(join(name, part), child) for part, child in theirs.items() if part not in parts]
                 return {
                     part: self.node(parts[part], child, join(name, part), True) if part in parts else child
                     for part, child in theirs.items()
@@ -352,7 +357,7 @@ class Reader:
             lazy = [join(name, part_of(key, name)) for key, child in state.items() if is_lazy(child)]
             saved = {uncompiled(path): path for path in kinds_in(inner, name)}
             own = {uncompiled(path): path for path in (*given.tensors, *lazy)}
-            if own and saved and own.keys().isdisjoint(saved):
+            if own and own.keys().isdisjoint(saved):
                 self.nothing.append(name)
             self.only_stored += [readable(path) for plain, path in saved.items() if plain not in own]
             self.only_tree += [readable(path) for plain, path in own.items() if plain not in saved]
