@@ -376,7 +376,8 @@ class Checkpointer:
 
     def best(self, metric: str, mode: str = "min") -> int | None:
         """Step of the checkpoint with the lowest (or with "max" the highest) value of a metric; None if no checkpoint
-        has it. Of equal ones the newest. If some checkpoints are finite, only these count (see `nonfinite`)."""
+        has it. Of equal ones the newest. Of those that have it, only the best kind counts: finite ones, if there are any;
+        else those with infinities; else those with NaNs (see `nonfinite`)."""
         if mode not in MODES:
             raise InvalidArgument(f'mode: expected "min" or "max", found {mode!r}')
         found = ranked(self._engine.core, metric, mode)
