@@ -6,10 +6,11 @@ import math
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ._errors import InvalidArgument
+from ._tree.paths import is_unicode
 
 _STEPS = 2**64
 _SIZES = 2**64
@@ -117,10 +118,17 @@ def host_memory_size(name: str, value: Any) -> int:
     return found
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgument(f"{name}: expected text, found {reprlib.repr(value)}")
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not is_unicode(value):
+        raise InvalidArgument(f"{name}: expected Unicode text, found {reprlib.repr(value)}")
     return value
+
+
+def texts(name: str, values: Any) -> list[str]:
+    """A str, or several."""
+    if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Iterable):
+        return [text(name, values)]
+    return [text(name, one) for one in values]
 
 
 def _numbers(name: str, value: Any) -> list[int]:
@@ -140,7 +148,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
         ("max_in_flight", "queue_depth", "worker_threads", "copy_streams", "file_mode", "directory_mode"), _small
     ),
     **dict.fromkeys(("full_timeout", "open_timeout", "stall_timeout", "close_timeout", "group_timeout"), seconds),
-    **dict.fromkeys(("when_full", "io_queue", "nonfinite", "unfenced_writes"), _text),
+    **dict.fromkeys(("when_full", "io_queue", "nonfinite", "unfenced_writes"), text),
     **dict.fromkeys(("read_only", "take_over", "checksums", "gpu_checksums", "recycle"), flag),
     **dict.fromkeys(("chunk", "staging"), size),
     "host_memory": host_memory_size,

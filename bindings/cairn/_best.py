@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from . import _threads, _tree
 from ._arguments import whole
 from ._errors import Error, InvalidArgument, NotFound
+from ._tree.paths import is_unicode
 from ._tree.writer import Names
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ KINDS = (None, "inf", "nan")  # What a checkpoint is marked with, best first.
 
 def check_best(keep: int, metric: str, mode: str) -> None:
     """InvalidArgument for options that do not say what is best."""
-    if whole("keep_best", keep) and (not metric or not isinstance(metric, str) or mode not in MODES):
+    if whole("keep_best", keep) and (
+        not isinstance(metric, str) or not metric or not is_unicode(metric) or mode not in MODES
+    ):
         raise InvalidArgument(
             f'keep_best={keep}: expected best_metric="..." and best_mode "min" or "max", found {metric!r} and {mode!r}'
         )
@@ -47,7 +50,7 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
     values: dict[str, float] = {}
     for name, value in metrics.items():
         try:
-            if not isinstance(name, str) or isinstance(value, (str, bytes)):
+            if not isinstance(name, str) or not is_unicode(name) or isinstance(value, (str, bytes)):
                 raise TypeError
             values[name] = float(value)
         except (TypeError, ValueError, RuntimeError):

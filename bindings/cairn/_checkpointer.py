@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _protect, _tree
-from ._arguments import callback, optional_step, seconds, step_number, timeout_of
+from ._arguments import callback, optional_step, seconds, step_number, text, timeout_of
 from ._best import MODES, described, description, ranked
 from ._engine import Engine
 from ._errors import Error, FailedPrecondition, InvalidArgument, NotFound
@@ -380,7 +380,7 @@ class Checkpointer:
         else those with infinities; else those with NaNs (see `nonfinite`)."""
         if mode not in MODES:
             raise InvalidArgument(f'mode: expected "min" or "max", found {mode!r}')
-        found = ranked(self._engine.core, metric, mode)
+        found = ranked(self._engine.core, text("metric", metric), mode)
         return int(found[0]["step"]) if found else None
 
     def _describe(self, path: str, what: str) -> dict[str, Any]:

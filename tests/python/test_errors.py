@@ -81,6 +81,17 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         "map_location: expected a device that is there, found cuda:99": lambda: checkpointer.load(
             map_location="cuda:99"
         ),
+        "names: expected Unicode text, found b'w'": lambda: checkpointer.load(names=b"w"),  # type: ignore[arg-type]
+        "names: expected Unicode text, found 3": lambda: checkpointer.load(names=["w", 3]),  # type: ignore[list-item]
+        "names: expected Unicode text, found '.udce9'": lambda: checkpointer.load(names="\udce9"),
+        "metric: expected Unicode text, found None": lambda: checkpointer.best(None),  # type: ignore[arg-type]
+        "metrics: expected names with numbers, found '.udce9'": lambda: checkpointer.save(3, {}, metrics={"\udce9": 1}),
+        "keep_best=1: expected best_metric": lambda: cairn.Checkpointer(
+            tmp_path / "x", **small, keep_best=1, best_metric="\udce9", best_mode="min"
+        ),
+        "io_queue: expected Unicode text, found '.udce9'": lambda: cairn.Checkpointer(
+            tmp_path / "x", **small, io_queue="\udce9"
+        ),
         "the path: expected a path, found an empty one": lambda: checkpointer.publish(1, ""),
     }
     for option, value in {

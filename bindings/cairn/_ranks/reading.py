@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from .. import _core, _in_flight, _tree
+from .._arguments import texts
 from .._errors import FailedPrecondition, InvalidArgument, NotFound
 from .._tree import tensors as tree_tensors
 from .._tree.paths import listed, readable
@@ -268,7 +269,7 @@ def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[
 
     wanted = dict.fromkeys(
         name
-        for pattern in ([names] if isinstance(names, str) else names)
+        for pattern in texts("names", names)
         for name in (matched(pattern) or _raise_not_found(f'no tensor in {path} matches "{pattern}"'))
     )
     return list(wanted)
