@@ -52,7 +52,7 @@ Result<std::vector<const StoredTensor*>> Select(const Reading& reading, TensorSo
   CAIRN_ASSIGN_OR_RETURN(const std::vector<TensorPlace> places, FindWanted(reading, source, options));
   std::vector<NamedInFile> named;
   for (const TensorPlace& place : places) {
-    named.push_back({place.name, NameBelow(options.strip_prefix, place.name).value_or("")});
+    named.push_back({place.name, NameInFile(options.strip_prefix, place.name).value_or("")});
   }
   CAIRN_RETURN_IF_ERROR(CheckNamesInFile(named));
   CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
@@ -69,7 +69,7 @@ Status WriteTensors(const Reading& reading, TensorSource& source, const std::vec
   std::vector<PlainTensor> plain;
   for (const StoredTensor* tensor : tensors) {
     const TensorInfo& info = tensor->info;
-    const std::string name = NameBelow(options.strip_prefix, info.name).value_or("");
+    const std::string name = NameInFile(options.strip_prefix, info.name).value_or("");
     plain.push_back({.name = name, .dtype = info.dtype, .shape = info.shape, .bytes = info.bytes});
   }
   CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(plain, {}));

@@ -41,8 +41,6 @@ void RemoveAbandoned(const std::filesystem::path& folder, const std::string& pre
   }
 }
 
-}  // namespace
-
 std::optional<std::string> NameBelow(std::string_view prefix, std::string_view name) {
   if (prefix.empty()) return std::string(name);
   const auto separates = [](char letter) { return letter == '/' || letter == '.'; };
@@ -55,12 +53,26 @@ std::optional<std::string> NameBelow(std::string_view prefix, std::string_view n
   return name.empty() ? std::nullopt : std::optional(std::string(name));
 }
 
+}  // namespace
+
+std::optional<std::string> NameInFile(std::string_view prefix, std::string_view name) {
+  std::optional<std::string> in_file = NameBelow(prefix, name);
+  for (std::size_t at = 0; in_file && (at = in_file->find(kTextKey, at)) != std::string::npos;) {
+    if (at == 0 || (*in_file)[at - 1] == '/') {
+      in_file->erase(at, kTextKey.size());
+    } else {
+      ++at;
+    }
+  }
+  return in_file;
+}
+
 NameFilter::NameFilter(std::string prefix, const std::vector<std::string>& patterns)
     : prefix_(std::move(prefix)), patterns_(patterns), used_(patterns.size()) {}
 
 std::optional<std::string> NameFilter::Take(std::string_view name) {
   firsts_.emplace(name.substr(0, name.find_first_of("/.") + 1));
-  std::optional<std::string> in_file = NameBelow(prefix_, name);
+  std::optional<std::string> in_file = NameInFile(prefix_, name);
   if (!in_file) return std::nullopt;
   below_ = true;
   bool taken = patterns_.empty();

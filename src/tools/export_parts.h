@@ -17,8 +17,11 @@ namespace cairn::tools {
 
 // What `cairn export` needs whether it writes one file or a model folder.
 
-/// The name without the prefix; none if it is not below it. "model" is short for "model/" and "model.".
-[[nodiscard]] std::optional<std::string> NameBelow(std::string_view prefix, std::string_view name);
+/// What begins the part of a tensor's name for a key that is text, but reads as something else: ~s0 for "0" beside 0.
+constexpr std::string_view kTextKey = "~s";
+/// A tensor's name in a file: without the prefix, and without `kTextKey`, which torch's keys do not have. None if it is
+/// not below the prefix. "model" is short for "model/" and "model.".
+[[nodiscard]] std::optional<std::string> NameInFile(std::string_view prefix, std::string_view name);
 
 /// Which tensors an export takes.
 class NameFilter {

@@ -138,19 +138,49 @@ Result<std::string> ChooseModel(const ExportOptions& options, const DcpNotes& no
                options.path);
 }
 
-/// A key's part of a tensor's name, as bindings/cairn/_tree has it. Empty for keys that are neither text nor numbers.
+/// Of "0x1f" or "-0x1f", of any length.
+std::string Decimal(std::string_view hex) {
+  const bool negative = hex.starts_with('-');
+  std::string reversed = "0";
+  for (const char letter : hex.substr(std::min(hex.size(), hex.find('x') + 1))) {
+    int carry = letter <= '9' ? letter - '0' : (letter | 0x20) - 'a' + 10;
+    for (char& digit : reversed) {
+      carry += (digit - '0') * 16;
+      digit = static_cast<char>('0' + carry % 10);
+      carry /= 10;
+    }
+    for (; carry > 0; carry /= 10) reversed += static_cast<char>('0' + carry % 10);
+  }
+  return (negative ? "-" : "") + std::string(reversed.rbegin(), reversed.rend());
+}
+
+/// Whether the text would be read as a key of another type, or as a name that safetensors reserves.
+bool ReadsOtherwise(std::string_view text) {
+  if (text.empty() || text == "True" || text == "False" || text == "None" || text == "__metadata__") return true;
+  const std::string_view digits = text.substr(text.front() == '-' ? 1 : 0);
+  return text == "0" ||
+         (!digits.empty() && digits.front() != '0' && digits.find_first_not_of("0123456789") == std::string_view::npos);
+}
+
+/// A key's part of a tensor's name, as part_of in bindings/cairn/_tree/paths.py has it.
 std::string PartOf(const json& key) {
-  if (key.is_number()) return key.dump();
-  if (!key.is_string()) return {};
+  if (key.is_null()) return "None";
+  if (key.is_boolean()) return key.get<bool>() ? "True" : "False";
+  if (key.is_array() && key.size() == 2 && key[1].is_string()) return Decimal(key[1].get<std::string>());
+  if (!key.is_string()) return key.dump();
   std::string part;
   for (const char letter : key.get<std::string>()) {
     part += letter == '~' ? "~0" : letter == '/' ? "~1" : std::string(1, letter);
   }
-  return part;
+  return ReadsOtherwise(part) ? std::string(kTextKey) + part : part;
 }
 
 /// The tensors below a node of a tree's text that are kept as bytes, with their dtypes.
 void FindKeptAsBytes(const json& node, const std::string& name, std::map<std::string, std::string>& dtypes) {
+  // Where a node's children begin: see bindings/cairn/_tree.
+  static const std::map<std::string_view, std::size_t> sequences{
+      {"list", 1}, {"tuple", 1}, {"deque", 2}, {"namedtuple", 3}};
+  static const std::map<std::string_view, std::size_t> mappings{{"dict", 1}, {"counter", 1}, {"odict", 2}};
   const auto below = [&](const json& child, const std::string& part) {
     FindKeptAsBytes(child, name.empty() ? part : name + '/' + part, dtypes);
   };
@@ -160,14 +190,16 @@ void FindKeptAsBytes(const json& node, const std::string& name, std::map<std::st
   }
   if (!node.is_array() || node.size() < 2 || !node[0].is_string()) return;
   const auto kind = node[0].get<std::string>();
+  if (kind == "odict") below(node[1], "~m");
   if ((kind == "t" || kind == "a") && node[1].is_string()) {
-    dtypes.emplace(name, node[1].get<std::string>());
-  } else if (kind == "state") {
-    FindKeptAsBytes(node[1], name, dtypes);
-  } else if (kind == "list" || kind == "tuple") {
-    for (std::size_t i = 1; i < node.size(); ++i) below(node[i], std::to_string(i - 1));
-  } else if (kind == "dict" || kind == "odict") {
-    for (std::size_t i = kind == "dict" ? 1 : 2; i + 1 < node.size(); i += 2) below(node[i + 1], PartOf(node[i]));
+    dtypes.emplace(name.empty() ? "~t" : name, node[1].get<std::string>());
+  } else if (kind == "state" || kind == "dataclass") {
+    FindKeptAsBytes(node.back(), name, dtypes);
+  } else if (const auto sequence = sequences.find(kind); sequence != sequences.end()) {
+    const std::size_t first = sequence->second;
+    for (std::size_t i = first; i < node.size(); ++i) below(node[i], std::to_string(i - first));
+  } else if (const auto mapping = mappings.find(kind); mapping != mappings.end()) {
+    for (std::size_t i = mapping->second; i + 1 < node.size(); i += 2) below(node[i + 1], PartOf(node[i]));
   }
 }
 
@@ -211,6 +243,35 @@ Result<bool> HaveSameBytes(const Reading& reading, TensorSource& source, const W
     if (std::memcmp(memory_a.get(), memory_b.get(), of_a.bytes(window)) != 0) return false;
   }
   return true;
+}
+
+/// The name without what torch.compile adds to it, in whichever module.
+std::string Uncompiled(std::string_view name) {
+  constexpr std::string_view kCompiled = "_orig_mod.";
+  std::string plain;
+  while (!name.empty()) {
+    const bool begins = plain.empty() || plain.back() == '.' || plain.back() == '/';
+    if (begins && name.starts_with(kCompiled)) {
+      name.remove_prefix(kCompiled.size());
+    } else {
+      plain += name.front();
+      name.remove_prefix(1);
+    }
+  }
+  return plain;
+}
+
+/// Warns if the model was saved within another module, whose names from_pretrained does not know.
+void WarnOfWrapper(const std::vector<NamedInFile>& named, std::string_view prefix, ModelTensors& model) {
+  constexpr std::string_view kWrapped = "module.";
+  if (!std::all_of(named.begin(), named.end(), [](const auto& one) { return one.in_file.starts_with(kWrapped); })) {
+    return;
+  }
+  const std::string& name = named.front().name;
+  model.warnings.push_back(
+      fmt::format("all names begin with \"{0}\", as DistributedDataParallel's do, and from_pretrained would take no "
+                  "weight: if they should not, --strip-prefix {1} leaves it out",
+                  kWrapped, name.substr(0, name.find(kWrapped, prefix.size()) + kWrapped.size())));
 }
 
 bool IsHead(std::string_view name) { return name == "lm_head.weight" || name.ends_with(".lm_head.weight"); }
@@ -257,15 +318,16 @@ Result<ModelTensors> FindModelTensors(const Reading& reading, TensorSource& sour
   CAIRN_ASSIGN_OR_RETURN(DcpNotes notes, ReadNotes(source));
   CAIRN_RETURN_IF_ERROR(CheckTrees(source, notes));
   Prepare(notes, all);
-  CAIRN_ASSIGN_OR_RETURN(std::string prefix, ChooseModel(options, notes, all));
+  CAIRN_ASSIGN_OR_RETURN(const std::string prefix, ChooseModel(options, notes, all));
 
-  NameFilter filter(std::move(prefix), options.names);
+  NameFilter filter(prefix, options.names);
   ModelTensors model;
   std::vector<NamedInFile> named;
   std::vector<const StoredTensor*> copies;
   for (const auto& [name, found] : all) {
-    const std::optional<std::string> in_file = filter.Take(name);
+    std::optional<std::string> in_file = filter.Take(name);
     if (!in_file) continue;
+    in_file = Uncompiled(*in_file);
     if (const auto kept = notes.dtypes.find(name); kept != notes.dtypes.end()) {
       return Error(StatusCode::kUnsupported,
                    "tensor \"{}\" has the dtype {}, which safetensors files do not have: leave it out with --names",
@@ -280,6 +342,7 @@ Result<ModelTensors> FindModelTensors(const Reading& reading, TensorSource& sour
   if (model.tensors.empty()) return Error(StatusCode::kNotFound, "{}: holds no tensors", options.path);
   CAIRN_RETURN_IF_ERROR(CheckNamesInFile(named));
   CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, copies));
+  WarnOfWrapper(named, prefix, model);
   if (config_ties) CAIRN_RETURN_IF_ERROR(LeaveOutTied(reading, source, all, model));
   std::sort(model.tensors.begin(), model.tensors.end(),
             [](const ModelTensor& a, const ModelTensor& b) { return a.name < b.name; });

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
+import shutil
 import subprocess
+from collections import Counter, OrderedDict, deque, namedtuple
 from pathlib import Path
+from typing import Any
 
 import cairn
 import safetensors.torch
@@ -57,6 +61,66 @@ def test_what_is_not_finite_is_told_by_ls_show_and_json(tmp_path: Path) -> None:
     assert [one["nonfinite"] for one in listed] == [None, "inf", "nan"]
     assert "has NaNs: shard-00000.safetensors\n" in run("show", root, "3") and "has " not in run("show", root, "1")
     assert json.loads(run("gc", root, "--keep-last", "1", "--dry-run", "--json"))["chosen"] == []
+
+
+class Wrapped(torch.nn.Module):
+    """As DistributedDataParallel's names are."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+@dataclasses.dataclass
+class Held:
+    one: Any
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+KEYS = ("0", "-7", "12", "True", "None", "", "x/y", "~t", "01", "-0", 0, -7, 2**63, -(2**70), True, None)
+
+
+def exported(tmp_path: Path, model: Any) -> tuple[int, dict[str, Any], str]:
+    """What the command writes of it: its exit status, the tensors, and what it says."""
+    root, out = tmp_path / "run", tmp_path / "model"
+    shutil.rmtree(out, ignore_errors=True)
+    tmp_path.joinpath("config.json").write_text("{}")
+    with cairn.Checkpointer(root, host_memory="64MiB") as checkpointer:
+        checkpointer.save((checkpointer.latest() or 0) + 1, {"model": model}).wait()
+    ran = subprocess.run(
+        [COMMAND, "export", root, "--model-folder", out, "--config-from", tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return ran.returncode, {} if ran.returncode else safetensors.torch.load_file(out / "model.safetensors"), ran.stderr
+
+
+def test_what_is_kept_as_bytes_is_no_weight_of_a_model_folder_wherever_it_is(tmp_path: Path) -> None:
+    odd, even = torch.ones(2, dtype=torch.complex128), torch.ones(2)
+    models = [
+        {"inner": [even, Pair(even, {"first": deque([even, odd])})]},
+        torch.nn.ParameterList([torch.nn.Parameter(odd)]),
+        Counter({"key": odd}),
+        (even, Held(OrderedDict(key=odd))),
+        odd,
+    ] + [{key: odd} for key in KEYS]  # fmt: skip
+    for model in models:
+        code, _, said = exported(tmp_path, model)
+        assert code == 2 and "has the dtype complex128, which safetensors files do not have" in said, (model, said)
+
+
+def test_a_model_folder_has_torchs_names(tmp_path: Path) -> None:
+    listed = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(3))])
+    compiled: Any = torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 1))))
+    plain = ["0.bias", "0.weight", "1.bias", "1.weight"]
+    for model, names in ((listed, ["0", "1"]), (compiled, plain), (Wrapped(listed), ["module.0", "module.1"])):
+        code, tensors, said = exported(tmp_path, model)
+        assert code == 0 and sorted(tensors) == names, said
+        assert ("--strip-prefix model/module. leaves it out" in said) == (names[0] == "module.0")
+    code, tensors, said = exported(tmp_path, torch.compile(Wrapped(listed)))
+    assert code == 0 and sorted(tensors) == ["module.0", "module.1"]
+    assert 'all names begin with "module."' in said and "--strip-prefix model/_orig_mod.module. leaves it out" in said
 
 
 def test_load_state_dict_takes_the_exported_file_whole(tmp_path: Path) -> None:

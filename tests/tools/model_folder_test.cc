@@ -230,6 +230,8 @@ TEST_F(ModelFolderTest, FindsTheModel) {
   EXPECT_THAT(exported({"state_dict/model.a", "b"}, {"--strip-prefix", "state_dict/model."}), ElementsAre("a"));
   EXPECT_THAT(exported({"a.b", "c", "optimizer/d"}), ElementsAre("a.b", "c"));
   EXPECT_THAT(exported({"a/b", "optimizer/c"}, {"--names", "a/*"}), ElementsAre("a/b"));
+  EXPECT_THAT(exported({"model/_orig_mod.a.b", "model/_orig_mod.c._orig_mod.d"}), ElementsAre("a.b", "c.d"));
+  EXPECT_THAT(exported({"model/~s0", "model/a/~s1"}), ElementsAre("0", "a/1"));
 }
 
 TEST_F(ModelFolderTest, IsRefusedWhereTheModelIsNotKnownOrNotWhole) {
