@@ -279,3 +279,42 @@ def test_what_is_restored_at_another_path_is_no_object_of_its_own(make: Make) ->
     }
     checkpointer.restore(tree, strict=False)
     assert same(target, source)
+
+
+class Attributes(dict[str, Any]):
+    """Its attributes are its items."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Settings:
+    """Its attributes are what it holds."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.held = held
+
+    def __getattr__(self, name: str) -> Any:
+        return self.held[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.held
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = state
+
+
+def test_an_objects_attributes_are_not_asked_for(make: Make) -> None:
+    checkpointer = make()
+    checkpointer.save(1, [Settings({"rate": torch.ones(1)})]).wait()
+    (target,) = checkpointer.restore([Settings({"rate": torch.zeros(1)})])
+    assert target.held == {"rate": torch.ones(1)}
+
+
+def test_a_dict_whose_items_are_attributes_is_a_target_as_any_dict(make: Make) -> None:
+    checkpointer = make()
+    source = torch.nn.Linear(2, 2)
+    checkpointer.save(1, {"model": source}).wait()
+    target = Attributes(weight=torch.zeros(2, 2), bias=torch.zeros(2))
+    checkpointer.restore({"model": target})
+    assert torch.equal(target["weight"], source.weight)

@@ -45,6 +45,17 @@ class Failing(Loader):
         raise RuntimeError("theirs")
 
 
+class Unreadable:
+    def __array__(self, *_, **__):
+        raise RuntimeError("theirs")
+
+    @property
+    def shape(self):
+        raise RuntimeError("its shape")
+
+    dtype = shape
+
+
 class Pair(collections.namedtuple("Pair", "a b")):
     """With a `__dict__`."""
 
@@ -80,6 +91,7 @@ class TestRefused:
         (type("MyBytes", (bytearray,), {})(), r"MyBytes cannot be kept; .* bytearray\(\.\.\.\)"),
         (noted(Pair(1, 2)), r"Pair has attributes that would be lost: note; keep them beside it"),
         (noted(collections.OrderedDict()), r"OrderedDict has attributes that would be lost: note"),
+        (Unreadable(), r"an array of type \S*Unreadable does not become numpy's \(theirs\): convert it first"),
         (Flags.A | Flags.B, r"Flags cannot be kept; of a Flag only single members"),
         ({torch.zeros(1)}, r"tensors, objects and dataclasses cannot be kept in a set"),
         ({(torch.zeros(1), "a")}, r"tensors, objects and dataclasses cannot be kept in a set"),
@@ -112,7 +124,7 @@ class TestRefused:
             ):
                 flatten({"m": {"log": value}, "more": ["x"] * 99})
 
-    @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+    @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
     def test_a_tensor_of_a_transformed_function_is_refused_with_its_path(self, transform):
         with pytest.raises(InvalidArgument, match=r"^m/x: .*torch.func's .* save outside"):
             transform(lambda x: flatten({"m": {"x": x}}))(torch.ones(2))

@@ -22,13 +22,18 @@ def is_foreign(value: Any) -> bool:
     if isinstance(value, type) or hasattr(kind, "to_numpy"):
         return False
     if not hasattr(kind, "__dlpack__") and not (
-        hasattr(kind, "__array__") and hasattr(value, "shape") and hasattr(value, "dtype")
+        hasattr(kind, "__array__") and _has(value, "shape") and _has(value, "dtype")
     ):
         return False
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         return False
     return numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def _has(value: Any, name: str) -> bool:
+    """Without a property's code, which may fail."""
+    return hasattr(type(value), name) or name in getattr(value, "__dict__", ())
 
 
 def as_numpy(value: Any, name: str) -> Any:

@@ -18,7 +18,7 @@ from .optimizers import Beside, Fit, fit_text, optimizer_of
 from .packed import VERSION as _PACKED
 from .packed import unpack
 from .parameters import TreeModules, modules_in, objects_in
-from .paths import MAX_DEPTH, kind_name, listed, noted, readable
+from .paths import MAX_DEPTH, class_of, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
 from .schedulers import classes_of, is_of, unlike_class, unlike_groups, unlike_order
 from .values import bytes_of_element, is_plain
@@ -224,7 +224,7 @@ def plan_restore(
 
     def unlike(holder: Any, state: Any, node: Any, name: str) -> str | None:
         how = unlike_class(holder, saved) if (saved := schedulers.get(name)) else None
-        own = type(getattr(holder, "_orig_mod", holder))
+        own = class_of(holder)
         if (kind := objects.get(name)) and kind not in names_of(own):
             how = f"the tree has {own.__name__}, the checkpoint has the state of {kind}"
         return how or (unlike_groups(state, node) if classes_of(holder) else None)

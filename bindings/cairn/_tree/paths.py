@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +87,12 @@ def is_stateful(value: Any) -> bool:
     """By its class: a dict whose items are attributes may answer to every name, or run code of its own."""
     kind = type(value)
     return kind is not type and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+
+def class_of(value: Any) -> type:
+    """Of a module that torch.compile returned, the one that it has compiled."""
+    torch = sys.modules.get("torch")
+    return type(getattr(value, "_orig_mod", value) if torch and isinstance(value, torch.nn.Module) else value)
 
 
 def fields_of(kind: type) -> tuple[str, ...]:

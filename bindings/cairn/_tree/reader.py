@@ -119,7 +119,7 @@ class Reader:
                 keys = [key_of(key) for key in rest[::2]]
                 ordered = OrderedDict(self._mapping(node, keys, rest[1::2], like, name, strict))
                 if metadata is not None:
-                    vars(ordered)["_metadata"] = _uncompiled_metadata(above, getattr(like, "_metadata", None))
+                    vars(ordered)["_metadata"] = _uncompiled_metadata(above, _metadata_of(like))
                 return ordered
             case ["list", *rest]:
                 return self._sequence(node, rest, like, name, strict)
@@ -410,6 +410,10 @@ def _renamed(stored: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
         return {}
     plain = {uncompiled(name): name for name in stored}
     return {name: plain[uncompiled(name)] for name in given if name not in stored and uncompiled(name) in plain}
+
+
+def _metadata_of(like: Any) -> Any:
+    return vars(like).get("_metadata") if isinstance(like, OrderedDict) else None
 
 
 def _uncompiled_metadata(stored: Any, given: Any) -> Any:

@@ -19,7 +19,19 @@ from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .optimizers import optimizer_of
 from .packed import VERSION as PACKED
 from .packed import pack
-from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, noted, part_of, readable
+from .paths import (
+    MAX_DEPTH,
+    EnumName,
+    class_of,
+    fields_of,
+    is_stateful,
+    is_unicode,
+    join,
+    kind_name,
+    noted,
+    part_of,
+    readable,
+)
 from .schedulers import classes_of
 from .taken import elements_of, items_of
 
@@ -111,6 +123,7 @@ class Writer:
             self._strided = (torch.strided, False, False, False)
             self._tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
             self._is_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+            self._is_functional: Callable[[Any], bool] = torch._is_functional_tensor
             self._as_bytes = {getattr(torch, of): of for of in values.AS_BYTES if hasattr(torch, of)}
             self.kept.update(dict.fromkeys(self._tensor_types, Writer._tensor))
             self.kept[torch.Size] = lambda w, v, name: w._sequence("size", v, name)
@@ -157,7 +170,7 @@ class Writer:
             raise InvalidArgument(
                 f"{readable(name)}: a {which} tensor cannot be kept, only a dense, strided one{way_out}"
             )
-        if self._is_wrapped(value):
+        if self._is_wrapped(value) or self._is_functional(value):
             raise InvalidArgument(
                 f"{readable(name)}: a tensor within torch.func's vmap, grad or functionalize has no memory of its own: save "
                 "outside of the transformed function"
@@ -286,7 +299,7 @@ class Writer:
             elif classes := classes_of(value):
                 self.schedulers[name] = classes
             elif name.rpartition("/")[2].isdecimal():
-                self.objects[name] = type(getattr(value, "_orig_mod", value)).__name__
+                self.objects[name] = class_of(value).__name__
             with noted(f"state_dict() of {kind_name(value)} at {readable(name)}"):
                 state = self._sink.state_of(value)
             if self._module is not None and isinstance(value, self._module):
