@@ -88,7 +88,7 @@ class Engine:
                 self.core.close(0.0, True)
             self.ranks.close()
             raise
-        _exit.open_engines.add(self)
+        _exit.opened(self)
 
     @property
     def closed(self) -> bool:

@@ -8,6 +8,8 @@ lets it commit. Python makes these threads, so that no thread of C++ takes the G
 from __future__ import annotations
 
 import atexit
+import contextlib
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from ._engine import Engine
 
 _JOIN = 5.0  # Seconds for threads that a handler of the program, or a store, may hold.
+_LAST = -1000  # The priority of a finalizer: multiprocessing itself has none below -100.
 _ended = False  # The process is so far that every Checkpointer has been closed.
+_lost = False  # A save was lost, and nobody has heard of it.
+_child_finishes = False  # multiprocessing calls _finish_child at the end of this process.
 open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
@@ -52,8 +57,13 @@ def refuse_late(root: str, step: int) -> None:
 
 
 def _say_lost(message: str) -> None:
-    print(f"cairn: {message}", file=sys.stderr)
+    global _lost
+    _lost = True
     _core.fail_exit()
+    stream = sys.stderr or sys.__stderr__  # None: the program, or whoever started it, has none.
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"cairn: {message}", file=stream, flush=True)
 
 
 def _finish() -> None:
@@ -74,7 +84,35 @@ def _finish() -> None:
             thread.join(max(0.0, end - time.monotonic()))
 
 
+def opened(engine: Engine) -> None:
+    """The engine will be closed at the end of the process, if nobody does so before."""
+    global _child_finishes
+    open_engines.add(engine)
+    if not _child_finishes and _leaves_without_atexit():
+        _child_finishes = True
+        multiprocessing.util.Finalize(None, _finish_child, exitpriority=_LAST)
+
+
+def _leaves_without_atexit() -> bool:
+    """Whether multiprocessing has forked this process: it ends by os._exit, after finalizers of multiprocessing only."""
+    if multiprocessing.parent_process() is None:
+        return False
+    method = getattr(multiprocessing.current_process(), "_start_method", None) or multiprocessing.get_start_method()
+    return method != "spawn"
+
+
+def _finish_child() -> None:
+    # As multiprocessing does next: first the threads that are no daemons end.
+    threading._shutdown()  # type: ignore[attr-defined]
+    _finish()
+    error = sys.exc_info()[1]  # What has ended the process's function.
+    if _lost and (error is None or (isinstance(error, SystemExit) and not error.code)):
+        raise SystemExit(1)
+
+
 def _forget() -> None:
+    global _child_finishes, _lost
+    _child_finishes = _lost = False
     open_engines.clear()
     _threads.serving.clear()
 
