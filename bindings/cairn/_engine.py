@@ -28,10 +28,12 @@ from ._stop import Stop
 from ._tree import tensors as tree_tensors
 
 if TYPE_CHECKING:
+    from ._core import Checkpointer as CoreCheckpointer
     from ._core import Save as CoreSave
 
 _log = logging.getLogger("cairn")
 
+_GIVING_BACK = 5.0  # Seconds for what goes on at an opening that fails.
 _ENDING = 2.0  # Seconds that a handler of the program may hold the thread that logs, at the end.
 _UNTIL_BEST = 1e9  # Seconds: KeepBest releases every save.
 
@@ -44,8 +46,7 @@ class Engine:
         self.replicated = replication.Rules.of(options["replicated"], options["per_rank"])
         self.per_rank = self.replicated.per_rank
         self.compare_replicas = one_of("compare_replicas", options["compare_replicas"], ("first", "always", "never"))
-        best = options["keep_best"], options["best_metric"], options["best_mode"]
-        check_best(*best)
+        check_best(options["keep_best"], options["best_metric"], options["best_mode"])
         given = checked(options)
         read_only = given["read_only"]
         self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
@@ -54,15 +55,20 @@ class Engine:
             close_earlier(root)
         group = options["group"]
         self.ranks = Ranks(group, root, self.group_timeout)
-        self.comparison = Comparison(self.compare_replicas if self.ranks.world > 1 else "never")
-        if not read_only and self.ranks.rank == 0:
-            log_waiting(root, given["open_timeout"])
-        try:
-            open_core = partial(open_with_current_gpu, root, given, self.ranks.core)
+        opened: list[CoreCheckpointer] = []
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.ranks.close)
+            undo.callback(_give_back, opened)
+            if not read_only and self.ranks.rank == 0:
+                log_waiting(root, given["open_timeout"])
+            open_core = partial(open_with_current_gpu, opened, root, given, self.ranks.core)
             self.core = self.ranks.together("open", partial(with_hints, open_core, alone=group is None))
-        except BaseException:
-            self.ranks.close()
-            raise
+            self._prepare(options, given)
+            _exit.opened(self)
+            undo.pop_all()
+
+    def _prepare(self, options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        self.comparison = Comparison(self.compare_replicas if self.ranks.world > 1 else "never")
         self.held: deque[Held] = deque()
         self._in_flight: list[CoreSave] = []  # Oldest first; some of them may have ended.
         self._waits_for_place = given["when_full"] == "wait"
@@ -77,18 +83,11 @@ class Engine:
         elif given["steering"] is not None:
             core = self.core  # Not self, which would then be freed late.
             self.schedule = Schedule(self.ranks, lambda step, ahead: ahead == 0 and core.should_save(step))
-        self.reading = Reading(self.core, self.ranks, self.replicated, root, self.close_timeout)
+        self.reading = Reading(self.core, self.ranks, self.replicated, self.root, self.close_timeout)
         self.stop: Stop | None = None
-        try:
-            self._watching = None if read_only else _exit.start_watching(self.core, self.held)
-            if options["keep_best"] and not read_only and self.ranks.rank == 0:
-                self._best = KeepBest(self.core, *best)
-        except BaseException:
-            with contextlib.suppress(Error):
-                self.core.close(0.0, True)
-            self.ranks.close()
-            raise
-        _exit.opened(self)
+        self._watching = None if given["read_only"] else _exit.start_watching(self.core, self.held)
+        if options["keep_best"] and not given["read_only"] and self.ranks.rank == 0:
+            self._best = KeepBest(self.core, options["keep_best"], options["best_metric"], options["best_mode"])
 
     @property
     def closed(self) -> bool:
@@ -283,3 +282,11 @@ class Engine:
             return timeout
         self.core.end_step([])  # A step that has raised did not say that it has ended.
         return self._best.wait(timeout)
+
+
+def _give_back(opened: list[CoreCheckpointer]) -> None:
+    """Closes what an opening that failed has opened. Without time, that would leave the root locked: its sweep may be
+    under way."""
+    for core in opened:
+        with contextlib.suppress(Error):
+            core.close(_GIVING_BACK, True)

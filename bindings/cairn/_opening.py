@@ -43,11 +43,14 @@ def log_waiting(root: str, timeout: float) -> None:
         _log.warning("%s is open for writing in %s: waiting up to %g s for it", root, writer, timeout)
 
 
-def open_with_current_gpu(root: str, options: dict[str, Any], group: _core.StoreGroup | None) -> _core.Checkpointer:
-    """Opens. Sets torch's current device up if no devices are named and CUDA is initialised. Initialises nothing: the
-    program may not want that, or may fork yet."""
+def open_with_current_gpu(
+    opened: list[_core.Checkpointer], root: str, options: dict[str, Any], group: _core.StoreGroup | None
+) -> _core.Checkpointer:
+    """Opens, and adds it to `opened`: if this raises, the caller closes that. Sets torch's current device up if no devices
+    are named and CUDA is initialised. Initialises nothing: the program may not want that, or may fork yet."""
     node = None if group is None else group.count_node_ranks(options["group_timeout"])
-    core = _core.Checkpointer(root, options, group, node)
+    opened.append(_core.Checkpointer(root, options, group, node))
+    core = opened[0]
     torch = sys.modules.get("torch")
     if options["read_only"] or options["cuda_devices"] or torch is None or not hasattr(torch, "cuda"):
         return core

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -81,3 +82,40 @@ def test_a_callback_in_a_forked_child_is_called(make: Make) -> None:
     os.close(reads)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     save.wait()
+
+
+MOMENTS = {
+    "the engine is open": ("cairn._engine", "Reading"),
+    "it finds the current GPU": ("cairn._opening", "sys"),
+    "its thread starts": ("cairn._exit", "start_watching"),
+    "it settles the best": ("cairn._engine", "KeepBest"),
+    "it is counted": ("cairn._exit", "opened"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), RuntimeError("can't start new thread")], ids=["interrupted", "no thread"]
+)
+def test_an_opening_that_fails_gives_the_root_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch, moment: str, error: BaseException
+) -> None:
+    module, name = MOMENTS[moment]
+    best = {"keep_best": 1, "best_metric": "loss"}
+    make(**best).close()
+
+    class Failing:
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise error
+
+        def __getattr__(self, _: str) -> Any:
+            raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module(module), name, Failing())
+        with pytest.raises(type(error)) as raised:
+            make(**best)
+
+    checkpointer = make(**best)  # While the traceback still holds what failed.
+    checkpointer.save(1, {"w": torch.ones(8)}, metrics={"loss": 1.0}).wait()
+    assert raised.value is error
