@@ -18,6 +18,7 @@
 #include "advice/input_file.h"
 #include "base/human.h"
 #include "base/json_text.h"
+#include "base/print_error.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "restore/whole_tensors.h"
@@ -292,7 +293,7 @@ Status Run(const ExportOptions& options) {
     model.warnings.push_back(
         fmt::format("{} has no tokenizer, so {} gets none", beside.folder.string(), options.model_folder));
   }
-  for (const std::string& warning : model.warnings) fmt::print(stderr, "cairn: {}\n", Printable(warning));
+  for (const std::string& warning : model.warnings) PrintError("cairn: {}\n", Printable(warning));
 
   std::uint64_t total = 0;
   for (const ModelTensor& tensor : model.tensors) total += tensor.bytes;

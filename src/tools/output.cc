@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/json_text.h"
+#include "base/print_error.h"
 #include "format/manifest.h"
 
 namespace cairn::tools {
@@ -43,7 +44,7 @@ std::optional<std::tm> CommitTimeBy(std::tm* (&convert)(const std::time_t*, std:
 }  // namespace
 
 int ReportError(const Status& status) {
-  fmt::print(stderr, "cairn: {}\n", Printable(status.ToString()));
+  PrintError("cairn: {}\n", Printable(status.ToString()));
   return status.code() == StatusCode::kCorrupt ? kDamagedOrDifferent : kFailed;
 }
 
@@ -162,7 +163,7 @@ std::string ValuesText(const Values& values) {
 ProgressBar::ProgressBar(std::string label) : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) == 1) {}
 
 ProgressBar::~ProgressBar() {
-  if (drawn_) fmt::print(stderr, "\r\x1b[K");
+  if (drawn_) PrintError("\r\x1b[K");
 }
 
 void ProgressBar::Update(std::uint64_t done, std::uint64_t total) {
@@ -174,7 +175,7 @@ void ProgressBar::Update(std::uint64_t done, std::uint64_t total) {
   const double share = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(kWidth));
   const double seconds = std::max(std::chrono::duration<double>(now - start_).count(), 1e-3);
-  fmt::print(stderr, "\r\x1b[K{} [{:<{}}] {:3.0f} %  {}/s", label_, std::string(filled, '#'), kWidth, 100 * share,
+  PrintError("\r\x1b[K{} [{:<{}}] {:3.0f} %  {}/s", label_, std::string(filled, '#'), kWidth, 100 * share,
              HumanBytes(static_cast<std::uint64_t>(static_cast<double>(done) / seconds)));
 }
 

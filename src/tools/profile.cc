@@ -12,6 +12,7 @@
 #include "advice/profile_file.h"
 #include "base/human.h"
 #include "base/memory_limit.h"
+#include "base/print_error.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "tools/commands.h"
@@ -136,7 +137,7 @@ class Profiling {
     while (const std::optional<Budget> budget = NextBudget(profile, request_.limits)) {
       const bool again = std::any_of(profile.samples.begin(), profile.samples.end(),
                                      [&budget](const ProfileSample& one) { return one.budget == *budget; });
-      if (again) fmt::print(stderr, "{} once more, because less gave more:\n", Describe(*budget));
+      if (again) PrintError("{} once more, because less gave more:\n", Describe(*budget));
       CAIRN_ASSIGN_OR_RETURN(ProfileSample sample, Sample(*budget));
       AddSample(profile, std::move(sample));
     }
@@ -157,7 +158,7 @@ class Profiling {
     request_.limits.fractions = quota.ok();
     quota_note_ = quota.message();
     if (!quota.ok()) {
-      fmt::print(stderr, "cairn: no fractions of a core: {}\n", Printable(quota.message()));
+      PrintError("cairn: no fractions of a core: {}\n", Printable(quota.message()));
       request_.limits.least_cores = std::max(1.0, request_.limits.least_cores);
     } else if (!least_cores_given) {
       request_.limits.least_cores = std::min(kQuarter, profile.full.cores);
@@ -170,7 +171,7 @@ class Profiling {
     file_.memory_note = memory.ok() ? "limited by a control group" : memory.message();
     if (memory.ok()) return;
     profile.full.memory_bytes = 0;
-    fmt::print(stderr, "cairn: memory is not profiled, only cores: {}\n", Printable(memory.message()));
+    PrintError("cairn: memory is not profiled, only cores: {}\n", Printable(memory.message()));
   }
 
   /// Before anything is measured.
@@ -193,8 +194,8 @@ class Profiling {
                    measured.failure);
     }
     if (profile.samples.empty()) profile.peak_bytes = measured.peak_bytes;
-    fmt::print(
-        stderr, "{}: {}\n", Describe(budget),
+    PrintError(
+        "{}: {}\n", Describe(budget),
         measured.rate ? fmt::format("{:.4g} iterations/s", measured.rate->throughput) : Printable(measured.failure));
     return ProfileSample{
         .budget = budget, .throughput = measured.rate ? measured.rate->throughput : 0, .failure = measured.failure};

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/human.h"
+#include "base/print_error.h"
 #include "base/status_macros.h"
 #include "store/remove.h"
 #include "tools/output.h"
@@ -34,18 +35,18 @@ void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough
       ++good;
       best = std::min(best, info.nonfinite);
     } else {
-      fmt::print(stderr, "step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
+      PrintError("step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
     }
   }
 }
 
 Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& consequence) {
   for (const CheckpointInfo& info : doomed) {
-    fmt::print(stderr, "  step {}, {}, {}\n", info.step, CommitTime(info),
+    PrintError("  step {}, {}, {}\n", info.step, CommitTime(info),
                info.status.ok() ? HumanBytes(info.bytes) : "damaged");
   }
-  if (!consequence.empty()) fmt::print(stderr, "{}\n", consequence);
-  fmt::print(stderr, "Remove {}, {}? [y/N] ", Count(doomed.size(), "checkpoint"), HumanBytes(TotalBytes(doomed)));
+  if (!consequence.empty()) PrintError("{}\n", consequence);
+  PrintError("Remove {}, {}? [y/N] ", Count(doomed.size(), "checkpoint"), HumanBytes(TotalBytes(doomed)));
   std::array<char, 16> answer{};
   if (std::fgets(answer.data(), answer.size(), stdin) != nullptr) {
     const std::string_view said(answer.data());
@@ -76,7 +77,7 @@ Result<WritableRoot> WritableRoot::Open(const std::string& path) {
   std::optional<std::vector<std::string>> left;
   Sweep(*queue, (*root)->at(), {}, [&left](Swept swept) { left = std::move(swept.left); });
   while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
-  for (const std::string& why : *left) fmt::print(stderr, "{}\n", Printable(why));
+  for (const std::string& why : *left) PrintError("{}\n", Printable(why));
   return WritableRoot(std::move(queue), *std::move(root));
 }
 

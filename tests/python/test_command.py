@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cairn
+import pytest
 import safetensors.torch
 import torch
 from jobs import COMMAND
@@ -138,3 +139,20 @@ def test_load_state_dict_takes_the_exported_file_whole(tmp_path: Path) -> None:
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(fresh.state_dict()[name], tensor, rtol=0, atol=0)
     assert fresh.head.weight is fresh.embedding.weight
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_streams_that_cannot_be_written_end_no_command_before_its_exit_code(tmp_path: Path, redirected: str) -> None:
+    root = tmp_path / "run"
+    with cairn.Checkpointer(root, host_memory="64MiB") as checkpointer:
+        checkpointer.save(1, {"weight": torch.zeros(10)}).wait()
+
+    def run(*arguments: str | Path) -> int:
+        shell = ["sh", "-c", f'exec "$@" {redirected}', "sh", COMMAND, *arguments]
+        return subprocess.run(shell, check=False, stdout=subprocess.DEVNULL).returncode
+
+    assert run("show", tmp_path / "none") == 2
+    assert run("no-such-command") == 2
+    assert run("ls", root) == (2 if " " in redirected else 0)  # stdout, too
+    assert run("gc", root, "--keep-last", "1") in (0, 2)
+    assert cairn.Checkpointer(root, read_only=True).steps() == [1]

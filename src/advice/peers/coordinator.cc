@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/human.h"
+#include "base/print_error.h"
 #include "base/status_macros.h"
 #include "base/uuid.h"
 
@@ -189,9 +190,8 @@ Result<PeersMeasured> Coordinator::Lead() {
   }
   const std::vector<Round> rounds = MakeRounds(hosts);
   measured.rounds = rounds.size();
-  fmt::print(stderr, "cairn: all {} ranks are here; {} round{} of at most {:g} s follow\n", members_.size(),
-             rounds.size(), rounds.size() == 1 ? "" : "s",
-             std::chrono::duration<double>(LongestMeasurement(pace_)).count());
+  PrintError("cairn: all {} ranks are here; {} round{} of at most {:g} s follow\n", members_.size(), rounds.size(),
+             rounds.size() == 1 ? "" : "s", std::chrono::duration<double>(LongestMeasurement(pace_)).count());
   for (const Round& round : rounds) {
     CAIRN_ASSIGN_OR_RETURN(const std::vector<PeersMeasured::Pair> pairs, Play(round));
     measured.pairs.insert(measured.pairs.end(), pairs.begin(), pairs.end());

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/human.h"
+#include "base/print_error.h"
 #include "base/status_macros.h"
 
 namespace cairn::peers {
@@ -47,7 +48,7 @@ json Hello() { return {{"protocol", kProtocol}, {"version", kVersion}}; }
 std::string RankName(int rank, const std::string& host) { return fmt::format("rank {} ({})", rank, Printable(host)); }
 
 void TurnAway(const PeerSocket& socket, std::string_view why) {
-  fmt::print(stderr, "cairn: turned away a connection from {}: {}\n", Printable(socket.address()), why);
+  PrintError("cairn: turned away a connection from {}: {}\n", Printable(socket.address()), why);
 }
 
 void Lobby::AddTo(std::vector<int>& fds) const {
