@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <memory>
 
+#include "base/closed_streams.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -67,7 +68,10 @@ Status WhenAll::await_resume() {
   return first;
 }
 
-void IoOperation::Submit(IoRun* run, std::coroutine_handle<> waiter) { run->Submit(request_, waiter, result_); }
+void IoOperation::Submit(IoRun* run, std::coroutine_handle<> waiter) {
+  if (request_.op == IoOp::kOpen) TakeClosedStreams();
+  run->Submit(request_, waiter, result_);
+}
 
 IoResult IoOperation::await_resume() {
   int error = static_cast<int>(-result_);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/closed_streams.h"
 #include "base/status_macros.h"
 #include "io/io_threads.h"
 #include "io/wake_signal.h"
@@ -26,6 +27,7 @@ class ThreadQueue : public IoQueue {
   }
 
   [[nodiscard]] Status Start(int depth) {
+    TakeClosedStreams();
     CAIRN_RETURN_IF_ERROR(wake_.Open(EFD_NONBLOCK));
     CAIRN_ASSIGN_OR_RETURN(threads_, IoThreads::Start(std::min(depth + 2, kMaxThreads), [this] { wake_.Nudge(); }));
     return {};

@@ -1,14 +1,12 @@
 #include "io/uring_ring.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <array>
 #include <cerrno>
 #include <fstream>
 #include <string>
 #include <system_error>
 
+#include "base/closed_streams.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -30,26 +28,6 @@ Status Refused(const char* call, int error) {
                LikelyCause(error));
 }
 
-// Takes what is free of the descriptors 0 to 2, so that a ring, whose descriptor nobody can replace, gets a higher one.
-class FreeStreamsTaken {
- public:
-  FreeStreamsTaken() {
-    int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    for (; fd >= 0 && fd <= STDERR_FILENO; fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) taken_.at(fd) = true;
-    if (fd >= 0) ::close(fd);
-  }
-  ~FreeStreamsTaken() {
-    for (int fd = 0; fd <= STDERR_FILENO; ++fd) {
-      if (taken_.at(fd)) ::close(fd);
-    }
-  }
-  FreeStreamsTaken(const FreeStreamsTaken&) = delete;
-  FreeStreamsTaken& operator=(const FreeStreamsTaken&) = delete;
-
- private:
-  std::array<bool, STDERR_FILENO + 1> taken_{};
-};
-
 }  // namespace
 
 Result<std::unique_ptr<UringRing>> UringRing::Make(unsigned entries, bool newer_flags) {
@@ -69,7 +47,7 @@ Status UringRing::Setup(unsigned entries, bool newer_flags) {
   // 5.19 the second; an older one returns EINVAL.
   constexpr std::array<unsigned, 3> kFlags = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
                                               IORING_SETUP_COOP_TASKRUN, 0};
-  const FreeStreamsTaken taken;
+  TakeClosedStreams();  // Nobody can replace the descriptor of a ring.
   int outcome = -EINVAL;
   for (std::size_t i = newer_flags ? 0 : kFlags.size() - 1; i < kFlags.size() && outcome == -EINVAL; ++i) {
     io_uring_params params{};

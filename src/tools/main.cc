@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/closed_streams.h"
 #include "base/status_macros.h"
 #include "tools/commands.h"
 #include "tools/output.h"
@@ -414,6 +415,7 @@ int Run(int argc, char** argv) {
 }  // namespace cairn::tools
 
 int main(int argc, char** argv) {
+  cairn::TakeClosedStreams();
   try {
     const int code = cairn::tools::Run(argc, argv);
     errno = 0;

@@ -138,32 +138,66 @@ def test_a_save_that_comes_too_late_is_said_on_stderr_and_in_the_exit_code(root:
 @pytest.mark.parametrize("io", ["auto", "threads"])
 def test_what_a_process_without_standard_streams_prints_goes_into_no_file(root: Path, io: str) -> None:
     code = """
-        import os, sys, torch, cairn
+        import os, sys, threading, numpy, cairn
+        def print_always():
+            while not ended:
+                for stream in range(3):
+                    try:
+                        os.write(stream, b"a line")
+                    except OSError:
+                        pass
+        ended = False
+        others = [threading.Thread(target=print_always) for _ in range(2)]
+        for other in others:
+            other.start()
         checkpointer = cairn.Checkpointer(sys.argv[1], keep_last=0, io_queue=sys.argv[2])
-        for step in (1, 2):
-            save = checkpointer.save(step, {"t": torch.full((500_000,), float(step))})
-            open_streams = [fd for fd in range(3) if os.path.lexists(f"/proc/self/fd/{fd}")]
+        for step in range(1, 31):
+            save = checkpointer.save(step, {"t": numpy.full(5000, step)})
             os.system("echo of a child; echo of a child >&2")
             save.wait()
+            checkpointer.pin(step)
         checkpointer.close()
-        sys.exit(10 + len(open_streams))
+        ended = True
+        for other in others:
+            other.join()
+        assert os.open(sys.argv[0], os.O_RDONLY) > 2
+        for stream in range(3):
+            assert os.readlink(f"/proc/self/fd/{stream}") == "/dev/null"
+            os.dup2(os.open(sys.argv[1] + f".{stream}", os.O_CREAT | os.O_WRONLY), stream)
+            os.write(stream, b"mine")
+        sys.exit(10)
     """
-    started = [
-        "bash",
-        "-c",
-        'exec "$@" <&- >&- 2>&-',
-        "bash",
-        sys.executable,
-        "-c",
-        textwrap.dedent(code),
-        str(root),
-        io,
-    ]
-    assert subprocess.run(started, check=False).returncode == 10
+    program = root.parent / "program.py"
+    program.write_text(textwrap.dedent(code))
+    started = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, str(program), str(root), io]
+    assert subprocess.run(started, check=False, timeout=120).returncode == 10
+
     with cairn.Checkpointer(root) as checkpointer:
-        assert checkpointer.steps() == [1, 2]
-        checkpointer.verify(1)
-        checkpointer.verify(2)
+        assert checkpointer.steps() == list(range(1, 31))
+        for step in checkpointer.steps():
+            checkpointer.verify(step)
+    assert [(root.parent / f"{root.name}.{stream}").read_text() for stream in range(3)] == ["mine"] * 3
+    for file in root.rglob("*"):
+        assert not file.is_file() or b"a line" not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("io", ["auto", "threads"])
+def test_a_stream_that_is_closed_later_is_no_file_of_the_root(root: Path, io: str) -> None:
+    code = """
+        import os, sys, numpy, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], io_queue=sys.argv[2])
+        os.close(1)
+        checkpointer.save(1, {"t": numpy.ones(5000)}).wait()
+        assert os.readlink("/proc/self/fd/1") == "/dev/null"
+        os.close(1)
+        assert os.open(sys.argv[1] + ".log", os.O_CREAT | os.O_WRONLY) == 1
+        checkpointer.save(2, {"t": numpy.ones(5000)}).wait()
+        os.write(1, b"mine")
+    """
+    started = [sys.executable, "-c", textwrap.dedent(code), str(root), io]
+    assert subprocess.run(started, check=False, timeout=120).returncode == 0
+
+    assert (root.parent / f"{root.name}.log").read_text() == "mine"
 
 
 def test_a_forked_worker_is_refused_and_harms_nothing(make: Make) -> None:
