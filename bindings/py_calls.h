@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -92,11 +94,56 @@ T ValueOrRaise(Result<T> result) {
   return std::move(result).value();
 }
 
+/// Runs a call that may take the GIL. Once the interpreter ends, Python before 3.14 ends any other thread there by
+/// pthread_exit. That unwinds the stack, and so aborts the process at the next destructor, or drops Python's objects
+/// without the GIL. Here such a thread waits for the process's end instead, as with Python 3.14.
+template <typename Call>
+auto StayingAtExit(const Call& call) {
+  try {
+    return call();
+  } catch (abi::__forced_unwind&) {
+    while (true) ::pause();
+  }
+}
+
+/// Releases the GIL while it lives.
+class GilReleased {
+ public:
+  GilReleased() : thread_(PyEval_SaveThread()) {}
+  ~GilReleased() {
+    StayingAtExit([this] { PyEval_RestoreThread(thread_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* const thread_;
+};
+
 /// Runs `call` without the GIL.
 template <typename Call>
 auto Unlocked(const Call& call) {
-  const pybind11::gil_scoped_release release;
+  const GilReleased released;
   return call();
+}
+
+/// Holds the GIL while it lives, on a thread that has released it.
+class GilHeld {
+ public:
+  GilHeld() : before_(StayingAtExit([] { return PyGILState_Ensure(); })) {}
+  ~GilHeld() { PyGILState_Release(before_); }
+  GilHeld(const GilHeld&) = delete;
+  GilHeld& operator=(const GilHeld&) = delete;
+
+ private:
+  const PyGILState_STATE before_;
+};
+
+/// Runs `call` with the GIL, on a thread that has released it.
+template <typename Call>
+auto Locked(const Call& call) {
+  const GilHeld held;
+  return StayingAtExit(call);
 }
 
 /// Repeats `wait(deadline)` in slices until it returns anything but DeadlineExceeded, or until `end()`, which a signal
@@ -127,13 +174,14 @@ class InterruptibleProgress {
 
   [[nodiscard]] Progress callback() {
     return [this](std::uint64_t done, std::uint64_t total) {
-      const pybind11::gil_scoped_acquire acquire;
-      try {
-        if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
-        if (progress_) progress_(done, total);
-      } catch (pybind11::error_already_set& error) {
-        raised_.emplace(std::move(error));
-      }
+      Locked([&] {
+        try {
+          if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+          if (progress_) progress_(done, total);
+        } catch (pybind11::error_already_set& error) {
+          raised_.emplace(std::move(error));
+        }
+      });
       return !raised_.has_value();
     };
   }
@@ -153,19 +201,20 @@ class RaisedStatus {
   /// Needs no GIL.
   template <typename Call>
   Status Try(const Call& call) {
-    const pybind11::gil_scoped_acquire acquire;
-    try {
-      call();
-      return Status::Ok();
-    } catch (pybind11::error_already_set& error) {
-      const auto [code, message, detail] = pybind11::module_::import("cairn._errors")
-                                               .attr("status_of")(error.value())
-                                               .cast<std::tuple<int, std::string, int>>();
-      status_ = Status(static_cast<StatusCode>(code), message, static_cast<StatusDetail>(detail));
-      interrupted_ = !error.matches(PyExc_Exception);
-      raised_.emplace(std::move(error));
-      return status_;
-    }
+    return Locked([&] {
+      try {
+        call();
+        return Status::Ok();
+      } catch (pybind11::error_already_set& error) {
+        const auto [code, message, detail] = pybind11::module_::import("cairn._errors")
+                                                 .attr("status_of")(error.value())
+                                                 .cast<std::tuple<int, std::string, int>>();
+        status_ = Status(static_cast<StatusCode>(code), message, static_cast<StatusDetail>(detail));
+        interrupted_ = !error.matches(PyExc_Exception);
+        raised_.emplace(std::move(error));
+        return status_;
+      }
+    });
   }
   /// Whether a signal's exception was raised, which ends the restore whatever other ranks say.
   [[nodiscard]] bool interrupted() const { return interrupted_; }

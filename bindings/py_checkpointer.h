@@ -363,12 +363,13 @@ class PyCheckpointer {
   }
   // On the thread that opens or restores, which has released the GIL.
   static void LogNow(const std::shared_ptr<EventLog>& events) {
-    const pybind11::gil_scoped_acquire acquire;
-    try {
-      pybind11::module_::import("cairn._held").attr("log_events")(events);
-    } catch (pybind11::error_already_set& error) {
-      error.discard_as_unraisable("the log of cairn");
-    }
+    Locked([&] {
+      try {
+        pybind11::module_::import("cairn._held").attr("log_events")(events);
+      } catch (pybind11::error_already_set& error) {
+        error.discard_as_unraisable("the log of cairn");
+      }
+    });
   }
 
   PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, StreamArguments streams,

@@ -151,11 +151,13 @@ std::vector<std::shared_ptr<WatchedSave>> Watcher::pending() const {
 
 void Watcher::Run(const std::function<void()>& on_events, const std::function<void()>& on_checked) {
   const auto call = [](const std::function<void()>& function) {
-    try {
-      function();
-    } catch (py::error_already_set& error) {  // Such as SystemExit: saves must still be checked.
-      error.discard_as_unraisable("the thread that watches cairn's saves");
-    }
+    StayingAtExit([&] {
+      try {
+        function();
+      } catch (py::error_already_set& error) {  // Such as SystemExit: saves must still be checked.
+        error.discard_as_unraisable("the thread that watches cairn's saves");
+      }
+    });
   };
   while (true) {
     std::shared_ptr<WatchedSave> save;

@@ -122,6 +122,55 @@ def test_a_hook_of_a_spawned_process_may_still_save(tmp_path: Path, root: Path) 
     assert cairn.Checkpointer(root, read_only=True).steps() == [1, 2]
 
 
+CALLS = {
+    "stats and checkpoints": "checkpointer.stats, checkpointer.checkpoints()",
+    "load": "cairn.load(sys.argv[1])",
+    "save and wait": "checkpointer.save(2, {'x': tensor}, replace=True).wait()",
+    "drain and fence": "checkpointer.drain(), checkpointer.fence()",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_daemon_thread_in_a_call_does_not_abort_the_process(tmp_path: Path, root: Path, call: str) -> None:
+    code = f"""
+        import sys, threading, time, numpy, cairn
+        tensor = numpy.ones(1_000_000, "f4")
+        checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="64MiB")
+        checkpointer.save(1, {{"x": 1}}).wait()
+        def work():
+            while True:
+                try:
+                    {CALLS[call]}
+                except cairn.FailedPrecondition:
+                    time.sleep(0.001)
+        for _ in range(4):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.3)
+        sys.exit(7)
+    """
+    ended = run(tmp_path, textwrap.dedent(code), root)
+
+    assert ended.returncode == 7, ended.stderr
+    assert "terminate" not in ended.stderr
+    assert 1 in cairn.Checkpointer(root, read_only=True).steps()
+
+
+def test_a_hook_that_opens_after_cairns_own_does_not_abort_the_process(tmp_path: Path, root: Path) -> None:
+    code = """
+        import atexit, sys
+        def late():
+            global checkpointer
+            checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="64MiB")
+            checkpointer.save(2, {"x": 1}).wait()
+        atexit.register(late)
+        import cairn
+    """
+    ended = run(tmp_path, textwrap.dedent(code), root)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert cairn.Checkpointer(root, read_only=True).steps() == [2]
+
+
 @pytest.mark.parametrize("closed", ["sys.stderr = None", "sys.stderr.close()", "sys.stderr = sys.__stderr__ = None"])
 def test_what_is_lost_is_never_said_on_stdout(tmp_path: Path, root: Path, closed: str) -> None:
     code = f"""
