@@ -156,7 +156,7 @@ Status BufferPool::AddPart(std::uint64_t bytes, WorkerPool& workers) {
   CAIRN_RETURN_IF_ERROR(Commit(bytes));
   if (!pinned_with_.empty()) {
     Touch(workers);
-    if (const Status status = PinNew(parts_.back()); !status.ok()) {
+    if (Status status = PinNew(parts_.back()); !status.ok()) {
       committed_ = total_bytes();
       touched_ = total_bytes();
       ::madvise(parts_.back().data(), parts_.back().size(), MADV_DONTNEED);
@@ -237,7 +237,7 @@ void BufferPool::PlaceNear(const Device& device, WorkerPool& workers) {
 Status BufferPool::PinWith(Device& device) {
   MutexLock lock(size_mutex_);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    const Status status = device.PinMemory(parts_[i]);
+    Status status = device.PinMemory(parts_[i]);
     if (status.ok()) continue;
     while (i-- > 0) device.UnpinMemory(parts_[i]);
     return status;
@@ -248,7 +248,7 @@ Status BufferPool::PinWith(Device& device) {
 
 Status BufferPool::PinNew(MutableBytes memory) {
   for (std::size_t i = 0; i < pinned_with_.size(); ++i) {
-    const Status status = pinned_with_[i]->PinMemory(memory);
+    Status status = pinned_with_[i]->PinMemory(memory);
     if (status.ok()) continue;
     while (i-- > 0) pinned_with_[i]->UnpinMemory(memory);
     return status;
