@@ -229,8 +229,8 @@ def test_the_best_outlive_kills_at_any_moment(root: Path) -> None:
             # The best, keep_last, in flight and one on its way out; and one that was among the best until now.
             assert len(steps) <= 2 + 1 + 3 + 1, f"seed {seed}"
 
-    with cairn.Checkpointer(root, keep_last=1, host_memory="8MiB", chunk="1MiB", queue_depth=2):
-        assert [*root.rglob(".pinned-*")] == [], f"seed {seed}: a killed writer's draft is left"
+    cairn.Checkpointer(root, keep_last=1, host_memory="8MiB", chunk="1MiB", queue_depth=2).close()
+    assert [*root.rglob(".pinned-*")] == [], f"seed {seed}: a killed writer's draft is left"
     assert {path.read_bytes() for path in root.glob("step-*/pinned")} == {b"best\n"}, f"seed {seed}"
 
 
