@@ -263,7 +263,7 @@ std::string Uncompiled(std::string_view name) {
 
 /// Warns if the model was saved within another module, whose names from_pretrained does not know.
 void WarnOfWrapper(const std::vector<NamedInFile>& named, std::string_view prefix, ModelTensors& model) {
-  constexpr std::string_view kWrapped = "module.";
+  static constexpr std::string_view kWrapped = "module.";
   if (!std::all_of(named.begin(), named.end(), [](const auto& one) { return one.in_file.starts_with(kWrapped); })) {
     return;
   }
