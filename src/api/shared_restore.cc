@@ -200,9 +200,8 @@ Result<ChoiceMessage> Search::ChooseNext() {
 
 Status Search::PauseBeforeChoice() {
   if (gone_.ok()) return Status::Ok();
-  using Clock = std::chrono::steady_clock;
-  if (times_gone_++ == 0) gone_since_ = Clock::now();
-  const std::chrono::nanoseconds waited = Clock::now() - gone_since_;
+  if (times_gone_++ == 0) gone_since_ = std::chrono::steady_clock::now();
+  const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - gone_since_;
   if (waited >= (alone() ? kPatienceAlone : Twice(shared_.group_timeout))) {
     return Error(StatusCode::kFailedPrecondition,
                  "chosen {} times in {}, but each time it was gone or being removed or replaced: {}", times_gone_,
@@ -210,7 +209,7 @@ Status Search::PauseBeforeChoice() {
   }
   for (const Deadline end = Deadline::In(pause_); !end.passed();) {
     if (!goes_on()) return Cancelled();
-    std::this_thread::sleep_until(std::min(end.when(), Clock::now() + kInterruptible));
+    std::this_thread::sleep_until(std::min(end.when(), std::chrono::steady_clock::now() + kInterruptible));
   }
   pause_ = std::clamp<std::chrono::nanoseconds>(2 * pause_, kFirstPause, kLongestPause);
   return Status::Ok();
