@@ -106,10 +106,10 @@ def test_a_load_by_path_raises_the_error_itself_on_all_ranks(worlds: Worlds, roo
 def test_a_failure_that_nobody_asks_for_is_logged(worlds: Worlds) -> None:
     world = worlds(2, pg_timeout=20)
     world.all("""
-import logging
-told = []
+import logging, queue
+told = queue.Queue()
 handler = logging.Handler()
-handler.emit = lambda record: told.append(record.getMessage())
+handler.emit = lambda record: "async_save" in record.getMessage() and told.put(record.getMessage())
 logging.getLogger("cairn").addHandler(handler)
 class Broken(cairn.dcp.SavePlanner):
     def create_local_plan(self):
@@ -117,5 +117,5 @@ class Broken(cairn.dcp.SavePlanner):
 """)
     save = "cairn.dcp.async_save({'w': torch.ones(9)}, storage_writer=cairn.dcp.StorageWriter(c, 7), planner=Broken())"
     world.all(f"r = {save}; getattr(r, 'upload_completion', r).exception(30); None")
-    assert world.all("told") == [["step 7 is not saved: async_save has failed: a broken plan"]] * 2
+    assert world.all("told.get(timeout=30)") == ["step 7 is not saved: async_save has failed: a broken plan"] * 2
     end(world)

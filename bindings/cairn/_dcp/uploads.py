@@ -42,8 +42,6 @@ class Upload:
         """DCP begins, on this thread. When it is done and has not let the save commit, the save is abandoned."""
         self._thread = threading.current_thread()
         future = _future_of_this_thread()
-        if future is not None:
-            future.add_done_callback(self._tell)
         try:
             _threads.start(
                 threading.Thread(target=self._watch, args=(self._thread, future), name="cairn-upload", daemon=True)
@@ -71,9 +69,10 @@ class Upload:
         return True
 
     def _tell(self, future: Future[Any]) -> None:
-        """Nobody may ask the future. What failed within the save is logged with it."""
+        """Nobody may ask the future. What failed within the save is logged with it; another rank, whose call has failed in
+        the same way, may have ended the save already."""
         error = None if future.cancelled() else future.exception()
-        if error is not None and not self.save.done():
+        if error is not None and not (isinstance(first_of(error), Error) and self.save.done()):
             _log.error("step %s is not saved: async_save has failed: %s", self.save.step, first_of(error))
 
     def _watch(self, thread: threading.Thread, future: Future[Any] | None) -> None:
@@ -81,6 +80,7 @@ class Upload:
             thread.join()
         else:
             wait([future])
+            self._tell(future)  # Before end(), after which the save is done in any case.
         self.end()
 
 
