@@ -36,7 +36,7 @@ UniqueFd Create(const std::string& path) {
 
 }  // namespace
 
-Plan ReadPlan(std::string_view bytes) {
+Plan PlanOf(std::string_view bytes) {
   const auto byte = [&](std::size_t i) { return i < bytes.size() ? static_cast<std::uint8_t>(bytes[i]) : 0U; };
   const unsigned flags = byte(0);
   return {.flip = (flags & 1U) != 0,
@@ -63,7 +63,7 @@ FuzzedFolder::FuzzedFolder() : path_(directory_ / "checkpoint") {
 void FuzzedFolder::Write(std::string_view input) {
   for (const FuzzedShard& shard : shards_) ::unlink((path_ + "/" + shard.name).c_str());
   const std::vector<std::string_view> sections = Sections(input);
-  plan_ = ReadPlan(sections[0]);
+  plan_ = PlanOf(sections[0]);
   MakeShards(sections);
 
   std::string manifest(sections.size() > 1 ? sections[1] : "");

@@ -27,7 +27,7 @@ struct Plan {
   /// Three bytes for each target.
   std::string_view targets;
 };
-[[nodiscard]] Plan ReadPlan(std::string_view bytes);
+[[nodiscard]] Plan PlanOf(std::string_view bytes);
 
 /// One file of the folder.
 struct FuzzedShard {
