@@ -41,12 +41,12 @@ Status WriteOutputFile(const std::string& path, std::string_view text) {
   out << text;
   out.close();
   if (!out) {
-    const Status status = ErrnoStatus(errno, "writing " + draft);
+    Status status = ErrnoStatus(errno, "writing " + draft);
     ::unlink(draft.c_str());
     return status;
   }
   if (::rename(draft.c_str(), path.c_str()) == 0) return Status::Ok();
-  const Status status = ErrnoStatus(errno, "writing " + path);
+  Status status = ErrnoStatus(errno, "writing " + path);
   ::unlink(draft.c_str());
   return status;
 }
