@@ -116,7 +116,7 @@ Status HostDevice::Copy(CopyBatch batch, CopyDone done) {
   job->batch = std::move(batch);
   job->done = std::move(done);
   if (options_.streams) {
-    CAIRN_ASSIGN_OR_RETURN(Queue * queue, FindLane(batch.lane));
+    CAIRN_ASSIGN_OR_RETURN(Queue * queue, FindLane(job->batch.lane));
     queue->Post([this, job] {
       CopyOnHost(job->batch, 0, job->bytes, LinkFor(job->batch.direction));
       job->done(Status::Ok());

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <new>
 #include <vector>
 
 #include "base/thread.h"
@@ -21,7 +22,7 @@ DeadlineWatch::DeadlineWatch() : process_(::getpid()) {
 DeadlineWatch::~DeadlineWatch() {
   if (::getpid() != process_) {
     // The thread is the parent's: its handle may be neither joined nor destroyed here.
-    static_cast<void>(new std::thread(std::move(thread_)));
+    static_cast<void>(new (std::nothrow) std::thread(std::move(thread_)));
     return;
   }
   {

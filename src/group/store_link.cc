@@ -272,13 +272,16 @@ Status StoreLink::ReadLog(const KeyValueStore& store) {
   const std::string name = Key("log", number);
   CAIRN_ASSIGN_OR_RETURN(StoreEntry entry, Read(store, name));
   readers_ = entry.number;
-  if (entry.kind == StoreEntry::Kind::kMessage) group_.Hear(0, entry.key, std::move(entry.text));
-  if (entry.kind == StoreEntry::Kind::kClosed) {
+  if (entry.kind == StoreEntry::Kind::kMessage) {
+    group_.Hear(0, entry.key, std::move(entry.text));
+  } else if (entry.kind == StoreEntry::Kind::kClosed) {
     gone_.insert(0);
     group_.Leave(0);
+  } else if (entry.kind == StoreEntry::Kind::kLate) {
+    BreakIfLost({StatusCode::kDeadlineExceeded, entry.text});
+  } else if (entry.kind == StoreEntry::Kind::kRefused) {
+    BreakIfLost({StatusCode::kFailedPrecondition, entry.text});
   }
-  if (entry.kind == StoreEntry::Kind::kLate) BreakIfLost({StatusCode::kDeadlineExceeded, entry.text});
-  if (entry.kind == StoreEntry::Kind::kRefused) BreakIfLost({StatusCode::kFailedPrecondition, entry.text});
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t read, store.add(Key("read", number), 1));
   if (read != entry.number) return {};
   CAIRN_RETURN_IF_ERROR(store.erase(name));
