@@ -69,8 +69,11 @@ Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root)
     if (one.info.status.ok()) {
       Result<json> read = ReadMetrics(queue, one);
       if (read.status().code() == StatusCode::kNotFound) continue;
-      if (read.ok()) metrics = *std::move(read);
-      if (!read.ok()) one.info.status = read.status();
+      if (read.ok()) {
+        metrics = *std::move(read);
+      } else {
+        one.info.status = read.status();
+      }
     }
     list.push_back({std::move(one), std::move(metrics)});
   }
