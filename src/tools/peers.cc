@@ -163,7 +163,7 @@ Status Run(const PeersOptions& options) {
   if (set.rank.rank != 0) return RunMember(set.rank);
   CAIRN_RETURN_IF_ERROR(CheckWritable(options.out));
   CAIRN_ASSIGN_OR_RETURN(const PeersMeasured measured, LeadAndMeasure(set));
-  const Status written = WriteOutputFile(options.out, ToTopology(measured).dump(1) + '\n');
+  Status written = WriteOutputFile(options.out, ToTopology(measured).dump(1) + '\n');
   // What was measured took minutes: print it in any case.
   options.json ? PrintJson(ToJson(measured)) : Print(measured);
   if (options.json || !written.ok()) return written;

@@ -171,12 +171,11 @@ Status Check(const TuneInput& input, const Rates& rates) {
   }
   CAIRN_RETURN_IF_ERROR(CheckRange("--training-cores", input.training_cores, 0, 1e5,
                                    [](double cores) { return fmt::format("{:g}", cores); }));
-  if (input.state_bytes > input.free_bytes / kOneInFlightOnDisk) {
+  if (const std::uint64_t most = input.free_bytes / kOneInFlightOnDisk; input.state_bytes > most) {
     return Error(StatusCode::kNoSpace,
                  "--state-bytes: expected at most {}, found {}: {} is free, and a checkpoint stays until the next one "
                  "is durable",
-                 DecimalBytes(static_cast<double>(input.free_bytes / kOneInFlightOnDisk)),
-                 DecimalBytes(static_cast<double>(input.state_bytes)),
+                 DecimalBytes(static_cast<double>(most)), DecimalBytes(static_cast<double>(input.state_bytes)),
                  DecimalBytes(static_cast<double>(input.free_bytes)));
   }
   bool measured = rates.copy > 0 && rates.checksum >= 0 && rates.slow_share > 0 && rates.slow_share <= 1 &&
