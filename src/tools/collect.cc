@@ -71,14 +71,13 @@ Result<Collected> DryRun(const CollectOptions& options) {
 
 }  // namespace
 
-int Collect(const CollectOptions& options) {
-  const Result<Collected> collected = options.dry_run ? DryRun(options) : ChooseAndRemove(options);
-  if (!collected.ok()) return ReportError(collected.status());
-  const auto& counted = options.dry_run ? collected->chosen : collected->removed;
+Result<int> Collect(const CollectOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const Collected collected, options.dry_run ? DryRun(options) : ChooseAndRemove(options));
+  const auto& counted = options.dry_run ? collected.chosen : collected.removed;
   if (options.json) {
     PrintJson({{"dry_run", options.dry_run},
-               {"chosen", Steps(collected->chosen)},
-               {"removed", Steps(collected->removed)},
+               {"chosen", Steps(collected.chosen)},
+               {"removed", Steps(collected.removed)},
                {"bytes", TotalBytes(counted)}});
   } else {
     for (const CheckpointInfo& info : counted) {
@@ -86,7 +85,8 @@ int Collect(const CollectOptions& options) {
     }
     fmt::print("{}, {}\n", Count(counted.size(), "checkpoint"), HumanBytes(TotalBytes(counted)));
   }
-  return collected->failure.ok() ? kGood : ReportError(collected->failure);
+  CAIRN_RETURN_IF_ERROR(collected.failure);
+  return kGood;
 }
 
 }  // namespace cairn::tools

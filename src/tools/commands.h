@@ -6,14 +6,27 @@
 #include <string>
 #include <vector>
 
+#include "cairn/status.h"
+
 namespace cairn::tools {
 
-// The commands. Each prints its result to stdout (with --json as JSON) and errors to stderr, and returns an exit code
-// of output.h.
+// The commands. Each prints its result to stdout (with --json as JSON), and returns an exit code of output.h. An error
+// may come after some of the output.
 
-int List(const std::vector<std::string>& roots, bool json);
-int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool json);
-int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bool json);
+struct ListOptions {
+  std::vector<std::string> roots;
+  bool json = false;
+};
+Result<int> List(const ListOptions& options);
+
+/// Of a root or a checkpoint's folder; for Show also a safetensors file.
+struct ReadOptions {
+  std::string path;
+  std::optional<std::uint64_t> step;
+  bool json = false;
+};
+Result<int> Show(const ReadOptions& options);
+Result<int> Verify(const ReadOptions& options);
 
 struct DiffOptions {
   /// Two paths; or a root and one step (against its newest) or two.
@@ -22,7 +35,7 @@ struct DiffOptions {
   std::vector<std::uint64_t> steps;
   bool json = false;
 };
-int Diff(const DiffOptions& options);
+Result<int> Diff(const DiffOptions& options);
 
 struct ExportOptions {
   std::string path;
@@ -42,9 +55,9 @@ struct ExportOptions {
   bool force = false;
   bool json = false;
 };
-int Export(const ExportOptions& options);
+Result<int> Export(const ExportOptions& options);
 /// The part of Export that writes a folder.
-int ExportModelFolder(const ExportOptions& options);
+Result<int> ExportModelFolder(const ExportOptions& options);
 
 struct CollectOptions {
   std::string root;
@@ -55,7 +68,7 @@ struct CollectOptions {
   bool yes = false;
   bool json = false;
 };
-int Collect(const CollectOptions& options);
+Result<int> Collect(const CollectOptions& options);
 
 struct StepsOptions {
   std::string root;
@@ -65,9 +78,9 @@ struct StepsOptions {
   bool yes = false;
   bool json = false;
 };
-int Remove(const StepsOptions& options);
+Result<int> Remove(const StepsOptions& options);
 /// Pins, or ends the pins.
-int Pin(const StepsOptions& options, bool pinned);
+Result<int> Pin(const StepsOptions& options, bool pinned);
 
 /// As given on the command line; empty if not given.
 struct TuneOptions {
@@ -88,7 +101,7 @@ struct TuneOptions {
   std::string profile;
   bool json = false;
 };
-int Tune(const TuneOptions& options);
+Result<int> Tune(const TuneOptions& options);
 
 /// As given on the command line; empty if not given.
 struct ProfileOptions {
@@ -112,7 +125,7 @@ struct ProfileOptions {
   std::vector<std::string> checks;
   bool json = false;
 };
-int ProfileJob(const ProfileOptions& options);
+Result<int> ProfileJob(const ProfileOptions& options);
 
 struct DoctorOptions {
   /// May be empty if GPUs are examined.
@@ -122,7 +135,7 @@ struct DoctorOptions {
   std::string probe_time = "6s";
   bool json = false;
 };
-int Doctor(const DoctorOptions& options);
+Result<int> Doctor(const DoctorOptions& options);
 
 /// As given on the command line. Who this rank is, the environment says.
 struct PeersOptions {
@@ -136,7 +149,7 @@ struct PeersOptions {
   std::string timeout = "60s";
   bool json = false;
 };
-int MeasurePeers(const PeersOptions& options);
+Result<int> MeasurePeers(const PeersOptions& options);
 
 struct PlaceOptions {
   /// A file.
@@ -151,14 +164,14 @@ struct PlaceOptions {
   std::optional<std::size_t> evaluations;
   bool json = false;
 };
-int Place(const PlaceOptions& options);
+Result<int> Place(const PlaceOptions& options);
 
 struct SlackOptions {
   /// Of all ranks of one run.
   std::vector<std::string> files;
   bool json = false;
 };
-int Slack(const SlackOptions& options);
+Result<int> Slack(const SlackOptions& options);
 
 struct PlanOptions {
   /// A JSON file of shapes.
@@ -169,6 +182,6 @@ struct PlanOptions {
   int gpus_per_host = 8;
   bool json = false;
 };
-int PlanLayouts(const PlanOptions& options);
+Result<int> PlanLayouts(const PlanOptions& options);
 
 }  // namespace cairn::tools

@@ -329,23 +329,14 @@ Result<std::vector<Named>> Name(const DiffOptions& options) {
 
 }  // namespace
 
-int Diff(const DiffOptions& options) {
-  const Result<std::vector<Named>> named = Name(options);
-  if (!named.ok()) return ReportError(named.status());
-  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return ReportError(reading.status());
-  Result<TensorSource> source_a = OpenSource(**reading, named->front().path, named->front().step);
-  if (!source_a.ok()) return ReportError(source_a.status());
-  Result<TensorSource> source_b = OpenSource(**reading, named->back().path, named->back().step);
-  if (!source_b.ok()) return ReportError(source_b.status());
-  const Result<Differences> differences = Comparison((*reading)->parts(), *source_a, *source_b).Run();
-  if (!differences.ok()) return ReportError(differences.status());
-  if (options.json) {
-    PrintJson(DifferencesToJson(*differences));
-  } else {
-    PrintDifferences(*differences);
-  }
-  return differences->none() ? kGood : kDamagedOrDifferent;
+Result<int> Diff(const DiffOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Named> named, Name(options));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make());
+  CAIRN_ASSIGN_OR_RETURN(TensorSource source_a, OpenSource(*reading, named.front().path, named.front().step));
+  CAIRN_ASSIGN_OR_RETURN(TensorSource source_b, OpenSource(*reading, named.back().path, named.back().step));
+  CAIRN_ASSIGN_OR_RETURN(const Differences differences, Comparison(reading->parts(), source_a, source_b).Run());
+  options.json ? PrintJson(DifferencesToJson(differences)) : PrintDifferences(differences);
+  return differences.none() ? kGood : kDamagedOrDifferent;
 }
 
 }  // namespace cairn::tools

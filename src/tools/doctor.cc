@@ -220,16 +220,15 @@ Status AddRoot(std::vector<Finding>& findings, const DoctorOptions& options, std
 
 }  // namespace
 
-int Doctor(const DoctorOptions& options) {
-  const Result<std::chrono::nanoseconds> time = ParseProbeTime(options.probe_time);
-  if (!time.ok()) return ReportError(time.status());
+Result<int> Doctor(const DoctorOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::chrono::nanoseconds time, ParseProbeTime(options.probe_time));
   std::vector<Finding> findings;
   Status status;
-  if (!options.root.empty()) status = AddRoot(findings, options, *time);
-  if (status.ok() && options.gpu_bytes != 0) status = AddGpus(findings, options.gpu_bytes, *time);
+  if (!options.root.empty()) status = AddRoot(findings, options, time);
+  if (status.ok() && options.gpu_bytes != 0) status = AddGpus(findings, options.gpu_bytes, time);
   // What was found before an error is worth reading too.
   if (!findings.empty()) Print(findings, options.json);
-  if (!status.ok()) return ReportError(status);
+  CAIRN_RETURN_IF_ERROR(status);
   const bool wrong =
       options.gpu_bytes != 0 && std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
         return finding.name.starts_with("cuda:") && finding.state == State::kMissing;

@@ -116,29 +116,23 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
 
 }  // namespace
 
-int Export(const ExportOptions& options) {
+Result<int> Export(const ExportOptions& options) {
   if (options.out.empty() == options.model_folder.empty()) {
-    return ReportError({StatusCode::kInvalidArgument, "export: expected one of --out FILE and --model-folder DIR"});
+    return Status(StatusCode::kInvalidArgument, "export: expected one of --out FILE and --model-folder DIR");
   }
   if (!options.model_folder.empty()) return ExportModelFolder(options);
-  if (!options.force) {
-    if (const Status absent = CheckAbsent(options.out, kWayOut); !absent.ok()) return ReportError(absent);
-  }
-  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return ReportError(reading.status());
-  Result<TensorSource> source = OpenSource(**reading, options.path, options.step);
-  if (!source.ok()) return ReportError(source.status());
-  const Result<std::vector<const StoredTensor*>> tensors = Select(**reading, *source, options);
-  if (!tensors.ok()) return ReportError(tensors.status());
-  const Status written = WriteFile(**reading, *source, *tensors, options);
-  if (!written.ok()) return ReportError(written);
+  if (!options.force) CAIRN_RETURN_IF_ERROR(CheckAbsent(options.out, kWayOut));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make());
+  CAIRN_ASSIGN_OR_RETURN(TensorSource source, OpenSource(*reading, options.path, options.step));
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<const StoredTensor*> tensors, Select(*reading, source, options));
+  CAIRN_RETURN_IF_ERROR(WriteFile(*reading, source, tensors, options));
 
   std::uint64_t bytes = 0;
-  for (const StoredTensor* tensor : *tensors) bytes += tensor->info.bytes;
+  for (const StoredTensor* tensor : tensors) bytes += tensor->info.bytes;
   if (options.json) {
-    PrintJson({{"out", options.out}, {"tensors", tensors->size()}, {"bytes", bytes}});
+    PrintJson({{"out", options.out}, {"tensors", tensors.size()}, {"bytes", bytes}});
   } else {
-    fmt::print("{}: {}, {}\n", Printable(options.out), Count(tensors->size(), "tensor"), HumanBytes(bytes));
+    fmt::print("{}: {}, {}\n", Printable(options.out), Count(tensors.size(), "tensor"), HumanBytes(bytes));
   }
   return kGood;
 }

@@ -130,13 +130,12 @@ void PrintList(const std::string& root, const std::vector<Listed>& list) {
 
 }  // namespace
 
-int List(const std::vector<std::string>& roots, bool json) {
-  const Result<std::unique_ptr<IoQueue>> queue = MakeQueue();
-  if (!queue.ok()) return ReportError(queue.status());
+Result<int> List(const ListOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeQueue());
   int exit_code = kGood;
-  nlohmann::json objects = nlohmann::json::array();
-  for (const std::string& root : roots) {
-    const Result<std::vector<Listed>> list = Checkpoints(**queue, root);
+  json objects = json::array();
+  for (const std::string& root : options.roots) {
+    const Result<std::vector<Listed>> list = Checkpoints(*queue, root);
     if (!list.ok()) {
       exit_code = std::max(exit_code, ReportError(list.status()));
       continue;
@@ -146,12 +145,12 @@ int List(const std::vector<std::string>& roots, bool json) {
       objects.back()["metrics"] = metrics;
       if (!checkpoint.info.status.ok()) exit_code = std::max(exit_code, kDamagedOrDifferent);
     }
-    if (json) continue;
-    if (roots.size() > 1) fmt::print("{}{}:\n", &root == &roots.front() ? "" : "\n", Printable(root));
+    if (options.json) continue;
+    if (options.roots.size() > 1) fmt::print("{}{}:\n", &root == &options.roots.front() ? "" : "\n", Printable(root));
     PrintList(root, *list);
   }
   // One list, however many roots: each checkpoint has its path.
-  if (json && (exit_code != kFailed || roots.size() > 1)) PrintJson(objects);
+  if (options.json && (exit_code != kFailed || options.roots.size() > 1)) PrintJson(objects);
   return exit_code;
 }
 

@@ -10,7 +10,7 @@
 #include <exception>
 #include <functional>
 #include <limits>
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,34 +27,11 @@
 namespace cairn::tools {
 namespace {
 
-struct Arguments {
-  std::vector<std::string> roots;
-  std::string path;
-  std::optional<std::uint64_t> step;
-  bool json = false;
-  std::array<std::string, 3> sides;
-  DiffOptions comparing;
-  ExportOptions exporting;
-  CollectOptions collecting;
-  StepsOptions removing;
-  StepsOptions pinning;
-  TuneOptions tuning;
-  ProfileOptions profiling;
-  DoctorOptions doctoring;
-  PlaceOptions placing;
-  PlanOptions planning;
-  PeersOptions peering;
-  SlackOptions slack;
-  bool examine_gpus = false;
-  bool measure_peers = false;
-  std::string gpu_memory = "512MiB";
-};
-
 /// A chunk of the pool has at most 1 GiB.
 constexpr std::uint64_t kMostGpuBytes = 1U << 30;
 
-/// What each subcommand runs.
-using Commands = std::map<const CLI::App*, std::function<int()>>;
+/// What the command line asks for.
+using Action = std::function<Result<int>()>;
 
 /// A whole number from `least` to `most`, or on. Without it, -1 would be read as 2^64 - 1.
 CLI::Validator WholeNumber(std::uint64_t least, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
@@ -73,103 +50,118 @@ CLI::Validator WholeNumber(std::uint64_t least, std::uint64_t most = std::numeri
           ""};
 }
 
-CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& help, Arguments& arguments) {
-  CLI::App* command = app.add_subcommand(name, help);
-  command->add_flag("--json", arguments.json, "Print JSON");
-  return command;
+/// A subcommand, and the options that its arguments fill.
+template <typename Options>
+struct Command {
+  CLI::App& app;
+  Options& options;
+};
+
+/// Adds one that calls `run` with its options.
+template <typename Options, typename Run>
+Command<Options> AddCommand(CLI::App& app, Action& chosen, Run run, const std::string& name, const std::string& help) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* const command = app.add_subcommand(name, help);
+  command->add_flag("--json", options->json, "Print JSON");
+  command->callback([&chosen, run, options] { chosen = [run, options] { return run(*options); }; });
+  return {*command, *options};
 }
 
-void AddTune(CLI::App& app, Arguments& arguments, Commands& commands) {
-  TuneOptions& tuning = arguments.tuning;
-  CLI::App* const tune = AddCommand(
-      app, "tune", "Measure this machine for some seconds and choose interval, memory and saves in flight", arguments);
-  tune->add_option("root", arguments.path, "The directory for checkpoints; it must exist")->required();
-  tune->add_option("--state-bytes", tuning.state_bytes, "Size of one checkpoint (of one rank): 12GB, 4GiB")->required();
-  tune->add_option("--iteration-time", tuning.iteration_time, "One iteration without saves: 250ms, 1.5")->required();
-  tune->add_option("--slowdown", tuning.slowdown, "How much longer training may take: 0.01, 1%")->required();
-  tune->add_option("--mtbf", tuning.mtbf, "Mean time between failures of the whole job: 90m, 24h")->required();
-  tune->add_option("--restart-time", tuning.restart_time, "From a failure until training continues")
+void AddTune(CLI::App& app, Action& chosen) {
+  const auto [tune, tuning] =
+      AddCommand<TuneOptions>(app, chosen, Tune, "tune",
+                              "Measure this machine for some seconds and choose interval, memory and saves in flight");
+  tune.add_option("root", tuning.root, "The directory for checkpoints; it must exist")->required();
+  tune.add_option("--state-bytes", tuning.state_bytes, "Size of one checkpoint (of one rank): 12GB, 4GiB")->required();
+  tune.add_option("--iteration-time", tuning.iteration_time, "One iteration without saves: 250ms, 1.5")->required();
+  tune.add_option("--slowdown", tuning.slowdown, "How much longer training may take: 0.01, 1%")->required();
+  tune.add_option("--mtbf", tuning.mtbf, "Mean time between failures of the whole job: 90m, 24h")->required();
+  tune.add_option("--restart-time", tuning.restart_time, "From a failure until training continues")
       ->capture_default_str();
-  tune->add_option("--update-time", tuning.update_time, "The part of an iteration that changes the state (optimizer)")
+  tune.add_option("--update-time", tuning.update_time, "The part of an iteration that changes the state (optimizer)")
       ->capture_default_str();
-  tune->add_option("--memory", tuning.memory, "Memory for the pool (default: a quarter of what is available)");
-  tune->add_option("--device", tuning.device, "Where the tensors are")
+  tune.add_option("--memory", tuning.memory, "Memory for the pool (default: a quarter of what is available)");
+  tune.add_option("--device", tuning.device, "Where the tensors are")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->capture_default_str();
-  tune->add_option("--training-cores", tuning.training_cores, "Cores that training keeps busy (host: all, cuda: 0)");
-  tune->add_option("--copy-rate", tuning.copy_rate, "Limit of copies in bytes per second, if below the measured rate");
-  tune->add_option("--write-rate", tuning.write_rate, "Limit of writes, such as a quota or a share of a disk");
-  tune->add_option("--probe-time", tuning.probe_time, "About how long to measure the disk")->capture_default_str();
-  tune->add_option("--profile", tuning.profile, "What `cairn profile` wrote: the job's need of cores and memory");
-  commands[tune] = [&arguments] {
-    arguments.tuning.root = arguments.path;
-    arguments.tuning.json = arguments.json;
-    return Tune(arguments.tuning);
-  };
+  tune.add_option("--training-cores", tuning.training_cores, "Cores that training keeps busy (host: all, cuda: 0)");
+  tune.add_option("--copy-rate", tuning.copy_rate, "Limit of copies in bytes per second, if below the measured rate");
+  tune.add_option("--write-rate", tuning.write_rate, "Limit of writes, such as a quota or a share of a disk");
+  tune.add_option("--probe-time", tuning.probe_time, "About how long to measure the disk")->capture_default_str();
+  tune.add_option("--profile", tuning.profile, "What `cairn profile` wrote: the job's need of cores and memory");
 }
 
-void AddProfile(CLI::App& app, Arguments& arguments, Commands& commands) {
-  ProfileOptions& profiling = arguments.profiling;
-  CLI::App* const profile = AddCommand(
-      app, "profile", "Run a training command again and again with less of the host; see what it needs", arguments);
-  profile->footer(
+void AddProfile(CLI::App& app, Action& chosen) {
+  const auto [profile, profiling] =
+      AddCommand<ProfileOptions>(app, chosen, ProfileJob, "profile",
+                                 "Run a training command again and again with less of the host; see what it needs");
+  profile.footer(
       "Runs the command with all cores and memory, then with fewer and less. Each run ends once enough iterations are\n"
       "counted: SIGTERM, after five seconds SIGKILL, with all that it has started. Give the command a folder for\n"
       "checkpoints that you do not need: cairn profile --out profile.json -- python train.py --steps 1000");
-  profile->add_option("command", profiling.command, "The command, behind --")->required();
-  profile->add_option("--out", profiling.out, "The file to write")->capture_default_str();
-  profile->add_option("--cores", profiling.cores, "The most cores (default: all that this process may use)");
-  profile->add_option("--least-cores", profiling.least_cores, "The fewest (default: 1; 0.25 if a quota is permitted)");
-  profile->add_option("--memory", profiling.memory,
-                      "The most memory, page cache included (default: what is available)");
-  profile->add_option("--least-memory", profiling.least_memory, "The least")->capture_default_str();
-  profile->add_flag("--cores-only", profiling.cores_only, "Do not limit memory");
-  profile->add_option("--pattern", profiling.pattern,
-                      "Lines that tell iterations: a regular expression (default: progress bars, step=N, N it/s)");
-  profile->add_option("--means", profiling.means, "What it matches (default: rate if it has a group, else line)")
+  profile.add_option("command", profiling.command, "The command, behind --")->required();
+  profile.add_option("--out", profiling.out, "The file to write")->capture_default_str();
+  profile.add_option("--cores", profiling.cores, "The most cores (default: all that this process may use)");
+  profile.add_option("--least-cores", profiling.least_cores, "The fewest (default: 1; 0.25 if a quota is permitted)");
+  profile.add_option("--memory", profiling.memory, "The most memory, page cache included (default: what is available)");
+  profile.add_option("--least-memory", profiling.least_memory, "The least")->capture_default_str();
+  profile.add_flag("--cores-only", profiling.cores_only, "Do not limit memory");
+  profile.add_option("--pattern", profiling.pattern,
+                     "Lines that tell iterations: a regular expression (default: progress bars, step=N, N it/s)");
+  profile.add_option("--means", profiling.means, "What it matches (default: rate if it has a group, else line)")
       ->check(CLI::IsMember({"line", "counter", "rate"}));
-  profile->add_option("--warm-up", profiling.warm_up, "Iterations to skip in each run")
+  profile.add_option("--warm-up", profiling.warm_up, "Iterations to skip in each run")
       ->check(WholeNumber(0))
       ->capture_default_str();
-  profile->add_option("--iterations", profiling.iterations, "Iterations to measure, at least")
+  profile.add_option("--iterations", profiling.iterations, "Iterations to measure, at least")
       ->check(WholeNumber(1))
       ->capture_default_str();
-  profile->add_option("--least-time", profiling.least_time, "And for how long, at least")->capture_default_str();
-  profile->add_option("--timeout", profiling.timeout, "Of each run")->capture_default_str();
-  profile->add_option("--data", profiling.data, "A file or folder that each run shall read from the disk again")
+  profile.add_option("--least-time", profiling.least_time, "And for how long, at least")->capture_default_str();
+  profile.add_option("--timeout", profiling.timeout, "Of each run")->capture_default_str();
+  profile.add_option("--data", profiling.data, "A file or folder that each run shall read from the disk again")
       ->allow_extra_args(false);
-  profile->add_option("--check", profiling.checks, "A budget (1.5 or 1.5:2GiB) on which to test the prediction")
+  profile.add_option("--check", profiling.checks, "A budget (1.5 or 1.5:2GiB) on which to test the prediction")
       ->allow_extra_args(false);
-  commands[profile] = [&arguments] {
-    arguments.profiling.json = arguments.json;
-    return ProfileJob(arguments.profiling);
-  };
 }
 
-int RunDoctor(Arguments& arguments) {
-  DoctorOptions& doctoring = arguments.doctoring;
+struct DoctorArguments : DoctorOptions {
+  bool examine_gpus = false;
+  std::string gpu_memory = "512MiB";
+  bool measure_peers = false;
+  PeersOptions peering;
+};
+
+Result<int> RunDoctor(DoctorArguments arguments) {
   if (arguments.measure_peers) {
-    if (doctoring.root.empty() && !arguments.examine_gpus) return MeasurePeers(arguments.peering);
-    return ReportError({StatusCode::kInvalidArgument, "doctor --peers: expected neither a directory nor --gpu"});
+    arguments.peering.json = arguments.json;
+    if (arguments.root.empty() && !arguments.examine_gpus) return MeasurePeers(arguments.peering);
+    return Status(StatusCode::kInvalidArgument, "doctor --peers: expected neither a directory nor --gpu");
   }
   if (arguments.examine_gpus) {
-    const Result<std::uint64_t> bytes = ParseSize("--gpu-memory", arguments.gpu_memory);
-    if (!bytes.ok()) return ReportError(bytes.status());
-    doctoring.gpu_bytes = *bytes >> 22 << 22;  // In whole chunks.
-    if (doctoring.gpu_bytes == 0 || doctoring.gpu_bytes > kMostGpuBytes) {
-      return ReportError(
-          Error(StatusCode::kInvalidArgument, "--gpu-memory: expected 4 MiB to 1 GiB, found {}", arguments.gpu_memory));
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseSize("--gpu-memory", arguments.gpu_memory));
+    arguments.gpu_bytes = bytes >> 22 << 22;  // In whole chunks.
+    if (arguments.gpu_bytes == 0 || arguments.gpu_bytes > kMostGpuBytes) {
+      return Error(StatusCode::kInvalidArgument, "--gpu-memory: expected 4 MiB to 1 GiB, found {}",
+                   arguments.gpu_memory);
     }
-  } else if (doctoring.root.empty()) {
-    return ReportError({StatusCode::kInvalidArgument, "doctor: expected a directory, or --gpu, or --peers"});
+  } else if (arguments.root.empty()) {
+    return Status(StatusCode::kInvalidArgument, "doctor: expected a directory, or --gpu, or --peers");
   }
-  return Doctor(doctoring);
+  return Doctor(arguments);
 }
 
-void AddPeers(CLI::App& doctor, Arguments& arguments) {
-  PeersOptions& peering = arguments.peering;
+void AddDoctor(CLI::App& app, Action& chosen) {
+  const auto [doctor, arguments] = AddCommand<DoctorArguments>(
+      app, chosen, RunDoctor, "doctor", "Check what this machine supports, and what each missing thing costs");
+  doctor.add_option("root", arguments.root, "An existing directory; with --gpu it may be left out");
+  doctor.add_flag("--gpu", arguments.examine_gpus,
+                  "Measure each GPU: its link, Cairn's copies beside one large one, staging, pinning (some seconds)");
+  doctor.add_option("--gpu-memory", arguments.gpu_memory, "Memory for that, on the GPU and pinned")
+      ->capture_default_str();
+  doctor.add_option("--probe-time", arguments.probe_time, "About how long to measure the disk")->capture_default_str();
   doctor.add_flag("--peers", arguments.measure_peers,
                   "Measure the network between ranks: run it on each, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
+  PeersOptions& peering = arguments.peering;
   doctor.add_option("--out", peering.out, "With --peers: the topology that rank 0 writes, for `cairn place`")
       ->capture_default_str();
   doctor.add_option("--domain", peering.domain,
@@ -183,70 +175,39 @@ void AddPeers(CLI::App& doctor, Arguments& arguments) {
       ->check(WholeNumber(1, 65535));
 }
 
-void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
-  CLI::App* const doctor =
-      AddCommand(app, "doctor", "Check what this machine supports, and what each missing thing costs", arguments);
-  doctor->add_option("root", arguments.path, "An existing directory; with --gpu it may be left out");
-  doctor->add_flag("--gpu", arguments.examine_gpus,
-                   "Measure each GPU: its link, Cairn's copies beside one large one, staging, pinning (some seconds)");
-  doctor->add_option("--gpu-memory", arguments.gpu_memory, "Memory for that, on the GPU and pinned")
-      ->capture_default_str();
-  doctor->add_option("--probe-time", arguments.doctoring.probe_time, "About how long to measure the disk")
-      ->capture_default_str();
-  AddPeers(*doctor, arguments);
-  commands[doctor] = [&arguments] {
-    arguments.doctoring.root = arguments.path;
-    arguments.doctoring.json = arguments.peering.json = arguments.json;
-    return RunDoctor(arguments);
-  };
-}
-
-void AddPlace(CLI::App& app, Arguments& arguments, Commands& commands) {
-  PlaceOptions& placing = arguments.placing;
-  CLI::App* const place = AddCommand(
-      app, "place", "Choose for a network which device takes which rank, and who keeps whose replica", arguments);
-  place->add_option("topology", placing.topology, "A JSON file: links, failure domains, the job")->required();
-  place->add_option("--state-bytes", placing.state_bytes,
-                    "What one device saves: 8GB. This and the next three precede the file's");
-  place->add_option("--stages", placing.stages, "Pipeline stages")->check(WholeNumber(1));
-  place->add_option("--gradient-bytes", placing.gradient_bytes, "Gradients of one stage");
-  place->add_option("--activation-bytes", placing.activation_bytes, "What a replica sends from a stage to the next");
-  place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")
+void AddPlace(CLI::App& app, Action& chosen) {
+  const auto [place, placing] = AddCommand<PlaceOptions>(
+      app, chosen, Place, "place", "Choose for a network which device takes which rank, and who keeps whose replica");
+  place.add_option("topology", placing.topology, "A JSON file: links, failure domains, the job")->required();
+  place.add_option("--state-bytes", placing.state_bytes,
+                   "What one device saves: 8GB. This and the next three precede the file's");
+  place.add_option("--stages", placing.stages, "Pipeline stages")->check(WholeNumber(1));
+  place.add_option("--gradient-bytes", placing.gradient_bytes, "Gradients of one stage");
+  place.add_option("--activation-bytes", placing.activation_bytes, "What a replica sends from a stage to the next");
+  place.add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")
       ->check(WholeNumber(0))
       ->capture_default_str();
-  place->add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
+  place.add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
       ->check(WholeNumber(1, 100'000'000));
-  commands[place] = [&arguments] {
-    arguments.placing.json = arguments.json;
-    return Place(arguments.placing);
-  };
 }
 
-void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
-  PlanOptions& planning = arguments.planning;
-  CLI::App* const plan = AddCommand(
-      app, "plan", "Forecast what a job reads that restores with other parallel ranks; needs shapes only", arguments);
-  plan->add_option("model", planning.model, "A JSON file of the model's shapes")->required();
-  plan->add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
-  plan->add_option("--to", planning.to, "The same of those that restore")->required();
-  plan->add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
+void AddPlan(CLI::App& app, Action& chosen) {
+  const auto [plan, planning] =
+      AddCommand<PlanOptions>(app, chosen, PlanLayouts, "plan",
+                              "Forecast what a job reads that restores with other parallel ranks; needs shapes only");
+  plan.add_option("model", planning.model, "A JSON file of the model's shapes")->required();
+  plan.add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
+  plan.add_option("--to", planning.to, "The same of those that restore")->required();
+  plan.add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
       ->check(WholeNumber(1, 1 << 16))
       ->capture_default_str();
-  commands[plan] = [&arguments] {
-    arguments.planning.json = arguments.json;
-    return PlanLayouts(arguments.planning);
-  };
 }
 
-void AddSlack(CLI::App& app, Arguments& arguments, Commands& commands) {
-  CLI::App* const slack =
-      AddCommand(app, "slack",
-                 "Show from a pipeline's recorded instructions its longest path and when each stage waits", arguments);
-  slack->add_option("files", arguments.slack.files, "instructions-<rank>.csv of all ranks")->required();
-  commands[slack] = [&arguments] {
-    arguments.slack.json = arguments.json;
-    return Slack(arguments.slack);
-  };
+void AddSlack(CLI::App& app, Action& chosen) {
+  const auto [slack, options] = AddCommand<SlackOptions>(
+      app, chosen, Slack, "slack",
+      "Show from a pipeline's recorded instructions its longest path and when each stage waits");
+  slack.add_option("files", options.files, "instructions-<rank>.csv of all ranks")->required();
 }
 
 /// A path that a command reads: it may also be a checkpoint's folder.
@@ -255,121 +216,106 @@ CLI::Option* AddPath(CLI::App& command, const std::string& name, std::string& pa
 }
 
 /// Behind the path, or as --step.
-void AddStep(CLI::App& command, const std::string& help, Arguments& arguments) {
-  command.add_option("step,--step", arguments.step, help)->check(WholeNumber(0));
+void AddStep(CLI::App& command, std::optional<std::uint64_t>& step, const std::string& help) {
+  command.add_option("step,--step", step, help)->check(WholeNumber(0));
 }
 
-void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
-  const std::string side_help =
-      "A checkpoint's folder (root/step-70), a safetensors file, or a root (its newest checkpoint)";
-  CLI::App* const list = AddCommand(
-      app, "ls", "List the checkpoints of roots, oldest first: time, size, metrics, pins (verify checks the bytes)",
-      arguments);
-  list->add_option("roots", arguments.roots, "Directories of checkpoints")->required();
-  commands[list] = [&arguments] { return List(arguments.roots, arguments.json); };
+constexpr const char* kSideHelp =
+    "A checkpoint's folder (root/step-70), a safetensors file, or a root (its newest checkpoint)";
 
-  CLI::App* const show = AddCommand(app, "show", "Show names, shapes and values; reads no tensor data", arguments);
-  AddPath(*show, "path", arguments.path, side_help)->required();
-  AddStep(*show, "The step to show, if the path is a root", arguments);
-  commands[show] = [&arguments] { return Show(arguments.path, arguments.step, arguments.json); };
+void AddReaders(CLI::App& app, Action& chosen) {
+  const auto [list, listing] =
+      AddCommand<ListOptions>(app, chosen, List, "ls",
+                              "List the checkpoints of roots, oldest first: time, size, metrics, pins (verify checks "
+                              "the bytes)");
+  list.add_option("roots", listing.roots, "Directories of checkpoints")->required();
 
-  CLI::App* const verify = AddCommand(app, "verify", "Read every byte and check its checksum", arguments);
-  AddPath(*verify, "path", arguments.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
-  AddStep(*verify, "Only this step, if the path is a root", arguments);
-  commands[verify] = [&arguments] { return Verify(arguments.path, arguments.step, arguments.json); };
+  const auto [show, showing] =
+      AddCommand<ReadOptions>(app, chosen, Show, "show", "Show names, shapes and values; reads no tensor data");
+  AddPath(show, "path", showing.path, kSideHelp)->required();
+  AddStep(show, showing.step, "The step to show, if the path is a root");
 
-  DiffOptions& comparing = arguments.comparing;
-  CLI::App* const diff = AddCommand(app, "diff", "Compare tensors: names, shapes, dtypes, bytes", arguments);
-  AddPath(*diff, "path", arguments.sides[0], side_help)->required();
-  AddPath(*diff, "other", arguments.sides[1], "Another of these, or a step of the root");
-  diff->add_option("step", arguments.sides[2], "If `other` is a step: the step to compare with (default: the newest)");
-  diff->add_option("--step", comparing.steps,
-                   "The step of each side that is a root; twice: of the first, of the second")
+  const auto [verify, verifying] =
+      AddCommand<ReadOptions>(app, chosen, Verify, "verify", "Read every byte and check its checksum");
+  AddPath(verify, "path", verifying.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
+  AddStep(verify, verifying.step, "Only this step, if the path is a root");
+}
+
+struct DiffArguments : DiffOptions {
+  std::array<std::string, 3> words;
+};
+
+void AddDiff(CLI::App& app, Action& chosen) {
+  const auto run = [](DiffArguments arguments) {
+    for (const std::string& word : arguments.words) {
+      if (!word.empty()) arguments.sides.push_back(word);
+    }
+    return Diff(arguments);
+  };
+  const auto [diff, arguments] =
+      AddCommand<DiffArguments>(app, chosen, run, "diff", "Compare tensors: names, shapes, dtypes, bytes");
+  AddPath(diff, "path", arguments.words[0], kSideHelp)->required();
+  AddPath(diff, "other", arguments.words[1], "Another of these, or a step of the root");
+  diff.add_option("step", arguments.words[2], "If `other` is a step: the step to compare with (default: the newest)");
+  diff.add_option("--step", arguments.steps, "The step of each side that is a root; twice: of the first, of the second")
       ->check(WholeNumber(0))
       ->allow_extra_args(false);
-  commands[diff] = [&arguments] {
-    for (const std::string& side : arguments.sides) {
-      if (!side.empty()) arguments.comparing.sides.push_back(side);
-    }
-    arguments.comparing.json = arguments.json;
-    return Diff(arguments.comparing);
-  };
+}
 
-  ExportOptions& exporting = arguments.exporting;
-  CLI::App* const plain =
-      AddCommand(app, "export", "Write one plain .safetensors file, or a folder that from_pretrained reads", arguments);
-  AddPath(*plain, "path", arguments.path, side_help)->required();
-  AddStep(*plain, "The step to export, if the path is a root", arguments);
-  plain->add_option("--out", exporting.out, "The file to write");
-  CLI::Option* const folder = plain->add_option("--model-folder", exporting.model_folder,
-                                                "Instead, the folder to write: weights, config, tokenizer");
+void AddExport(CLI::App& app, Action& chosen) {
+  const auto [plain, exporting] = AddCommand<ExportOptions>(
+      app, chosen, Export, "export", "Write one plain .safetensors file, or a folder that from_pretrained reads");
+  AddPath(plain, "path", exporting.path, kSideHelp)->required();
+  AddStep(plain, exporting.step, "The step to export, if the path is a root");
+  plain.add_option("--out", exporting.out, "The file to write");
+  CLI::Option* const folder = plain.add_option("--model-folder", exporting.model_folder,
+                                               "Instead, the folder to write: weights, config, tokenizer");
   plain
-      ->add_option("--config-from", exporting.config_from,
-                   "Of a model folder: a folder with config and tokenizer, if the checkpoint's has none")
+      .add_option("--config-from", exporting.config_from,
+                  "Of a model folder: a folder with config and tokenizer, if the checkpoint's has none")
       ->needs(folder);
-  plain->add_option("--max-shard-size", exporting.max_shard_size, "Of a model folder: of each file of weights")
+  plain.add_option("--max-shard-size", exporting.max_shard_size, "Of a model folder: of each file of weights")
       ->needs(folder)
       ->capture_default_str();
-  plain->add_flag("--force", exporting.force, "Replace the file if it exists")->excludes(folder);
-  plain->add_option("--names", exporting.names, "Only these tensors: names, or patterns with * and ?");
-  plain->add_option("--strip-prefix", exporting.strip_prefix,
-                    "Only tensors below this, and named without it: model/ for torch's load_state_dict");
-  commands[plain] = [&arguments] {
-    arguments.exporting.path = arguments.path;
-    arguments.exporting.step = arguments.step;
-    arguments.exporting.json = arguments.json;
-    return Export(arguments.exporting);
-  };
+  plain.add_flag("--force", exporting.force, "Replace the file if it exists")->excludes(folder);
+  plain.add_option("--names", exporting.names, "Only these tensors: names, or patterns with * and ?");
+  plain.add_option("--strip-prefix", exporting.strip_prefix,
+                   "Only tensors below this, and named without it: model/ for torch's load_state_dict");
 }
 
 void AddYes(CLI::App& command, bool& yes) {
   command.add_flag("--yes", yes, "Do not ask; otherwise it asks if standard input is a terminal");
 }
 
-void AddCollect(CLI::App& app, Arguments& arguments, Commands& commands) {
-  CLI::App* const collect = AddCommand(app, "gc", "Remove old checkpoints, except pinned ones", arguments);
-  collect->add_option("root", arguments.path, "A directory of checkpoints")->required();
-  collect->add_option("--keep-last", arguments.collecting.keep_last, "How many of the newest to keep")
+void AddCollect(CLI::App& app, Action& chosen) {
+  const auto [collect, collecting] =
+      AddCommand<CollectOptions>(app, chosen, Collect, "gc", "Remove old checkpoints, except pinned ones");
+  collect.add_option("root", collecting.root, "A directory of checkpoints")->required();
+  collect.add_option("--keep-last", collecting.keep_last, "How many of the newest to keep")
       ->required()
       ->check(WholeNumber(1));
-  collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this")
-      ->check(WholeNumber(1));
-  collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only print what would be removed; take no lock");
-  AddYes(*collect, arguments.collecting.yes);
-  commands[collect] = [&arguments] {
-    arguments.collecting.root = arguments.path;
-    arguments.collecting.json = arguments.json;
-    return Collect(arguments.collecting);
-  };
+  collect.add_option("--keep-every", collecting.keep_every, "Also keep steps divisible by this")->check(WholeNumber(1));
+  collect.add_flag("--dry-run", collecting.dry_run, "Only print what would be removed; take no lock");
+  AddYes(collect, collecting.yes);
 }
 
 /// Commands that are told steps of a root.
-CLI::App* AddSteps(CLI::App& app, const std::string& name, const std::string& help, Arguments& arguments,
-                   StepsOptions& options) {
-  CLI::App* const command = AddCommand(app, name, help, arguments);
-  command->add_option("root", options.root, "A directory of checkpoints")->required();
-  command->add_option("steps", options.steps, "Steps, or ranges of them: 35 10-40")->required();
-  return command;
+template <typename Run>
+Command<StepsOptions> AddSteps(CLI::App& app, Action& chosen, Run run, const std::string& name,
+                               const std::string& help) {
+  const auto [command, options] = AddCommand<StepsOptions>(app, chosen, run, name, help);
+  command.add_option("root", options.root, "A directory of checkpoints")->required();
+  command.add_option("steps", options.steps, "Steps, or ranges of them: 35 10-40")->required();
+  return {command, options};
 }
 
-void AddRemoveAndPin(CLI::App& app, Arguments& arguments, Commands& commands) {
-  CLI::App* const remove = AddSteps(app, "rm", "Remove checkpoints, the newest too if it is named; refuses pinned ones",
-                                    arguments, arguments.removing);
-  AddYes(*remove, arguments.removing.yes);
-  commands[remove] = [&arguments] {
-    arguments.removing.json = arguments.json;
-    return Remove(arguments.removing);
-  };
-  for (const bool pinned : {true, false}) {
-    CLI::App* const pin =
-        AddSteps(app, pinned ? "pin" : "unpin",
-                 pinned ? "Keep checkpoints from gc, rm and a job's retention" : "End the pins of checkpoints",
-                 arguments, arguments.pinning);
-    commands[pin] = [&arguments, pinned] {
-      arguments.pinning.json = arguments.json;
-      return Pin(arguments.pinning, pinned);
-    };
-  }
+void AddRemoveAndPin(CLI::App& app, Action& chosen) {
+  const auto [remove, removing] =
+      AddSteps(app, chosen, Remove, "rm", "Remove checkpoints, the newest too if it is named; refuses pinned ones");
+  AddYes(remove, removing.yes);
+  const auto pin = [](bool pinned) { return [pinned](const StepsOptions& options) { return Pin(options, pinned); }; };
+  AddSteps(app, chosen, pin(true), "pin", "Keep checkpoints from gc, rm and a job's retention");
+  AddSteps(app, chosen, pin(false), "unpin", "End the pins of checkpoints");
 }
 
 /// Without "--", options of the command would be taken for those of `cairn profile`.
@@ -385,17 +331,18 @@ int Run(int argc, char** argv) {
       "cairn");
   app.set_version_flag("--version", std::string("cairn ") + CAIRN_VERSION);
   app.require_subcommand(1);
-  Arguments arguments;
-  Commands commands;
-  AddReaders(app, arguments, commands);
-  AddCollect(app, arguments, commands);
-  AddRemoveAndPin(app, arguments, commands);
-  AddTune(app, arguments, commands);
-  AddProfile(app, arguments, commands);
-  AddDoctor(app, arguments, commands);
-  AddPlace(app, arguments, commands);
-  AddPlan(app, arguments, commands);
-  AddSlack(app, arguments, commands);
+  Action chosen;
+  AddReaders(app, chosen);
+  AddDiff(app, chosen);
+  AddExport(app, chosen);
+  AddCollect(app, chosen);
+  AddRemoveAndPin(app, chosen);
+  AddTune(app, chosen);
+  AddProfile(app, chosen);
+  AddDoctor(app, chosen);
+  AddPlace(app, chosen);
+  AddPlan(app, chosen);
+  AddSlack(app, chosen);
   const Status no_dashes{StatusCode::kInvalidArgument,
                          "profile: expected the command behind --, such as: cairn profile -- python train.py"};
   try {
@@ -408,7 +355,8 @@ int Run(int argc, char** argv) {
     return kFailed;
   }
   if (LacksDashes(argc, argv)) return ReportError(no_dashes);
-  return commands.at(app.get_subcommands().front())();
+  const Result<int> code = chosen();
+  return code.ok() ? *code : ReportError(code.status());
 }
 
 }  // namespace

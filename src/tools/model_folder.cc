@@ -276,7 +276,9 @@ Status WriteFolder(const Reading& reading, TensorSource& source, const std::vect
   return status;
 }
 
-Status Run(const ExportOptions& options) {
+}  // namespace
+
+Result<int> ExportModelFolder(const ExportOptions& options) {
   CAIRN_RETURN_IF_ERROR(CheckAbsent(options.model_folder, kWayOut));
   CAIRN_ASSIGN_OR_RETURN(const std::uint64_t most, ParseSize("--max-shard-size", options.max_shard_size));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make(kChunks));
@@ -307,14 +309,7 @@ Status Run(const ExportOptions& options) {
                HumanBytes(total), Count(files.size(), "file"), Count(beside.names.size(), "file"),
                Printable(beside.folder.string()));
   }
-  return Status::Ok();
-}
-
-}  // namespace
-
-int ExportModelFolder(const ExportOptions& options) {
-  const Status status = Run(options);
-  return status.ok() ? kGood : ReportError(status);
+  return kGood;
 }
 
 }  // namespace cairn::tools

@@ -158,25 +158,24 @@ void Print(const PeersMeasured& measured) {
   if (shown < pairs.size()) fmt::print("and {} faster pairs\n", pairs.size() - shown);
 }
 
-Status Run(const PeersOptions& options) {
+}  // namespace
+
+Result<int> MeasurePeers(const PeersOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const Set set, ReadSet(options));
-  if (set.rank.rank != 0) return RunMember(set.rank);
+  if (set.rank.rank != 0) {
+    CAIRN_RETURN_IF_ERROR(RunMember(set.rank));
+    return kGood;
+  }
   CAIRN_RETURN_IF_ERROR(CheckWritable(options.out));
   CAIRN_ASSIGN_OR_RETURN(const PeersMeasured measured, LeadAndMeasure(set));
   Status written = WriteOutputFile(options.out, ToTopology(measured).dump(1) + '\n');
   // What was measured took minutes: print it in any case.
   options.json ? PrintJson(ToJson(measured)) : Print(measured);
-  if (options.json || !written.ok()) return written;
+  CAIRN_RETURN_IF_ERROR(written);
+  if (options.json) return kGood;
   fmt::print("\n{} has the slower direction of each pair: cairn place {} --state-bytes SIZE\n", Printable(options.out),
              Printable(options.out));
-  return Status::Ok();
-}
-
-}  // namespace
-
-int MeasurePeers(const PeersOptions& options) {
-  const Status status = Run(options);
-  return status.ok() ? kGood : ReportError(status);
+  return kGood;
 }
 
 }  // namespace cairn::tools

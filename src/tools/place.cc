@@ -155,7 +155,9 @@ Result<std::map<std::string, std::uint64_t>> GivenMembers(const PlaceOptions& op
   return given;
 }
 
-Status Run(const PlaceOptions& options) {
+}  // namespace
+
+Result<int> Place(const PlaceOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const auto given, GivenMembers(options));
   CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(options.topology, "a topology", kMostTopologyBytes));
   CAIRN_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(text, options.topology, given));
@@ -170,19 +172,12 @@ Status Run(const PlaceOptions& options) {
     if (placed) out["placement"] = ToJson(topology.network, *placed, options.seed);
     if (partners) out["replicas"] = ToJson(topology.network, *partners);
     PrintJson(out);
-    return Status::Ok();
+    return kGood;
   }
   if (placed) Print(topology.network, *placed);
   if (placed && partners) fmt::print("\n");
   if (partners) Print(topology.network, *partners);
-  return Status::Ok();
-}
-
-}  // namespace
-
-int Place(const PlaceOptions& options) {
-  const Status status = Run(options);
-  return status.ok() ? kGood : ReportError(status);
+  return kGood;
 }
 
 }  // namespace cairn::tools

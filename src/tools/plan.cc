@@ -216,20 +216,15 @@ void Print(const Plan& plan) {
   PrintTable(rows);
 }
 
-Status Run(const PlanOptions& options) {
+}  // namespace
+
+Result<int> PlanLayouts(const PlanOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const Model model, ReadModelFile(options.model));
   CAIRN_ASSIGN_OR_RETURN(const Layout from, ParseLayout("--from", options.from));
   CAIRN_ASSIGN_OR_RETURN(const Layout to, ParseLayout("--to", options.to));
   CAIRN_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, from, to, options.gpus_per_host));
   options.json ? PrintJson(ToJson(plan)) : Print(plan);
-  return Status::Ok();
-}
-
-}  // namespace
-
-int PlanLayouts(const PlanOptions& options) {
-  const Status status = Run(options);
-  return status.ok() ? kGood : ReportError(status);
+  return kGood;
 }
 
 }  // namespace cairn::tools

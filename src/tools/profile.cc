@@ -239,17 +239,16 @@ void Print(const ProfileFile& file, const std::string& path) {
 
 }  // namespace
 
-int ProfileJob(const ProfileOptions& options) {
-  Result<ProfileRequest> request = Parse(options);
-  if (!request.ok()) return ReportError(request.status());
-  Profiling profiling(*std::move(request));
-  Status status = CheckWritable(options.out);
-  if (status.ok()) status = profiling.Run(options.cores_only, options.least_cores.has_value());
-  if (!status.ok()) return ReportError(status);
+Result<int> ProfileJob(const ProfileOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(ProfileRequest request, Parse(options));
+  Profiling profiling(std::move(request));
+  CAIRN_RETURN_IF_ERROR(CheckWritable(options.out));
+  CAIRN_RETURN_IF_ERROR(profiling.Run(options.cores_only, options.least_cores.has_value()));
   const Status written = WriteProfile(options.out, profiling.file());
   // What was measured took minutes: print it in any case.
   options.json ? PrintJson(ToJson(profiling.file())) : Print(profiling.file(), written.ok() ? options.out : "nowhere");
-  return written.ok() ? kGood : ReportError(written);
+  CAIRN_RETURN_IF_ERROR(written);
+  return kGood;
 }
 
 }  // namespace cairn::tools

@@ -198,26 +198,23 @@ Status Print(const Reading& reading, TensorSource& source, Text& text) {
 
 }  // namespace
 
-int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool json) {
-  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return ReportError(reading.status());
-  Result<TensorSource> source = OpenSource(**reading, path, step);
-  if (!source.ok()) return ReportError(source.status());
-  if (source->checkpoint() == nullptr) {
-    ShowFile(path, *source, json);
+Result<int> Show(const ReadOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make());
+  CAIRN_ASSIGN_OR_RETURN(TensorSource source, OpenSource(*reading, options.path, options.step));
+  if (source.checkpoint() == nullptr) {
+    ShowFile(options.path, source, options.json);
     return kGood;
   }
-  const CheckpointInfo& info = source->checkpoint()->info;
-  Status status;
-  if (json) {
+  const CheckpointInfo& info = source.checkpoint()->info;
+  if (options.json) {
     JsonText text(ToJson(info), /*has_values=*/true);
-    status = Print(**reading, *source, text);
-    if (status.ok()) text.End();
+    CAIRN_RETURN_IF_ERROR(Print(*reading, source, text));
+    text.End();
   } else {
-    PlainText text(Describe(info, source->checkpoint()->manifest.shards));
-    status = Print(**reading, *source, text);
+    PlainText text(Describe(info, source.checkpoint()->manifest.shards));
+    CAIRN_RETURN_IF_ERROR(Print(*reading, source, text));
   }
-  return status.ok() ? kGood : ReportError(status);
+  return kGood;
 }
 
 }  // namespace cairn::tools

@@ -88,7 +88,9 @@ void Print(const RecordedPipeline& recorded, const PipelineSchedule& schedule) {
   fmt::print("\n");
 }
 
-Status Run(const SlackOptions& options) {
+}  // namespace
+
+Result<int> Slack(const SlackOptions& options) {
   std::vector<InstructionFile> files;
   for (const std::string& path : options.files) {
     CAIRN_ASSIGN_OR_RETURN(std::string text, ReadInputFile(path, "instructions", kMostRecordBytes));
@@ -101,14 +103,7 @@ Status Run(const SlackOptions& options) {
   } else {
     Print(recorded, schedule);
   }
-  return Status::Ok();
-}
-
-}  // namespace
-
-int Slack(const SlackOptions& options) {
-  const Status status = Run(options);
-  return status.ok() ? kGood : ReportError(status);
+  return kGood;
 }
 
 }  // namespace cairn::tools

@@ -173,26 +173,25 @@ Result<std::vector<Changed>> PinNamed(const StepsOptions& options, std::optional
 
 }  // namespace
 
-int Remove(const StepsOptions& options) {
-  const Result<Removed> removed = RemoveNamed(options);
-  if (!removed.ok()) return ReportError(removed.status());
+Result<int> Remove(const StepsOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const Removed removed, RemoveNamed(options));
   if (options.json) {
-    PrintJson({{"removed", Steps(removed->steps)}, {"bytes", TotalBytes(removed->steps)}});
+    PrintJson({{"removed", Steps(removed.steps)}, {"bytes", TotalBytes(removed.steps)}});
   } else {
-    for (const CheckpointInfo& info : removed->steps) {
+    for (const CheckpointInfo& info : removed.steps) {
       fmt::print("removed step {}, {}\n", info.step, info.status.ok() ? HumanBytes(info.bytes) : "damaged");
     }
-    if (!removed->consequence.empty()) fmt::print("{}\n", removed->consequence);
+    if (!removed.consequence.empty()) fmt::print("{}\n", removed.consequence);
   }
-  return removed->failure.ok() ? kGood : ReportError(removed->failure);
+  CAIRN_RETURN_IF_ERROR(removed.failure);
+  return kGood;
 }
 
-int Pin(const StepsOptions& options, bool pinned) {
-  const Result<std::vector<Changed>> changed =
-      PinNamed(options, pinned ? std::optional(PinOwner::kUser) : std::nullopt);
-  if (!changed.ok()) return ReportError(changed.status());
+Result<int> Pin(const StepsOptions& options, bool pinned) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Changed> changed,
+                         PinNamed(options, pinned ? std::optional(PinOwner::kUser) : std::nullopt));
   nlohmann::json steps = nlohmann::json::array();
-  for (const Changed& one : *changed) {
+  for (const Changed& one : changed) {
     steps.push_back(one.step);
     if (options.json) continue;
     const bool again = !pinned && one.before == PinOwner::kBest;
@@ -201,7 +200,7 @@ int Pin(const StepsOptions& options, bool pinned) {
   }
   if (options.json) {
     PrintJson({{pinned ? "pinned" : "unpinned", steps}});
-  } else if (changed->empty()) {
+  } else if (changed.empty()) {
     fmt::print("none of these steps was pinned\n");
   }
   return kGood;

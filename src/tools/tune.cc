@@ -226,7 +226,9 @@ void PrintAdvice(const ProfileAdvice& advice) {
   PrintTable(rows);
 }
 
-Status Run(const TuneOptions& options) {
+}  // namespace
+
+Result<int> Tune(const TuneOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const TuneRequest request, Parse(options));
   CAIRN_RETURN_IF_ERROR(CheckBefore(request.input));
   CAIRN_ASSIGN_OR_RETURN(const Filesystem filesystem, TryFilesystem(options.root));
@@ -241,18 +243,11 @@ Status Run(const TuneOptions& options) {
       out["input"]["profile"] = options.profile;
     }
     PrintJson(out);
-    return Status::Ok();
+    return kGood;
   }
   Print(request.input, choice, measured, rates, recycles);
   if (request.advice) PrintAdvice(*request.advice);
-  return Status::Ok();
-}
-
-}  // namespace
-
-int Tune(const TuneOptions& options) {
-  const Status status = Run(options);
-  return status.ok() ? kGood : ReportError(status);
+  return kGood;
 }
 
 }  // namespace cairn::tools

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/status_macros.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/reading.h"
@@ -12,48 +13,44 @@ namespace {
 
 // All checkpoints of a root, or the selected one.
 Result<std::vector<StoredCheckpoint>> Chosen(const std::string& path, const std::optional<std::uint64_t>& step) {
-  const Result<PathKind> kind = KindOf(path);
-  if (!kind.ok()) return kind.status();
-  if (*kind == PathKind::kRoot && !step) {
-    if (Status root = CheckRoot(path); !root.ok()) return root;
+  CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
+  if (kind == PathKind::kRoot && !step) {
+    CAIRN_RETURN_IF_ERROR(CheckRoot(path));
     Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(path);
     if (list.ok() && list->empty()) return Status(StatusCode::kNotFound, "there is no checkpoint under " + path);
     return list;
   }
-  Result<StoredCheckpoint> one = FindCheckpoint(path, step);
-  if (!one.ok()) return one.status();
-  return std::vector<StoredCheckpoint>{*std::move(one)};
+  CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint one, FindCheckpoint(path, step));
+  return std::vector<StoredCheckpoint>{std::move(one)};
 }
 
 }  // namespace
 
-int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bool json) {
-  const Result<std::vector<StoredCheckpoint>> chosen = Chosen(path, step);
-  if (!chosen.ok()) return ReportError(chosen.status());
-  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return ReportError(reading.status());
+Result<int> Verify(const ReadOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> chosen, Chosen(options.path, options.step));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make());
 
   int exit_code = kGood;
   nlohmann::json objects = nlohmann::json::array();
-  for (const StoredCheckpoint& checkpoint : *chosen) {
+  for (const StoredCheckpoint& checkpoint : chosen) {
     CheckpointInfo info = checkpoint.info;
     {
       ProgressBar bar(fmt::format("step {}", info.step));
-      info.status = VerifyCheckpoint((*reading)->parts(), checkpoint, [&bar](std::uint64_t done, std::uint64_t total) {
+      info.status = VerifyCheckpoint(reading->parts(), checkpoint, [&bar](std::uint64_t done, std::uint64_t total) {
         bar.Update(done, total);
         return true;
       });
     }
     // Retention does not wait for a listing, so a checkpoint removed meanwhile is not damage.
-    if (info.status.code() == StatusCode::kNotFound && chosen->size() > 1) continue;
+    if (info.status.code() == StatusCode::kNotFound && chosen.size() > 1) continue;
     if (!info.status.ok()) exit_code = std::max(exit_code, ReportError(info.status));
     objects.push_back(ToJson(info));
-    if (!json) {
+    if (!options.json) {
       const std::string state(info.status.ok() ? "ok" : StatusCodeName(info.status.code()));
       fmt::print("{}: {}\n", Printable(info.path), Coloured(state, info.status.ok() ? Colour::kGreen : Colour::kRed));
     }
   }
-  if (json) PrintJson(objects);
+  if (options.json) PrintJson(objects);
   return exit_code;
 }
 
