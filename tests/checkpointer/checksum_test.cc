@@ -15,8 +15,8 @@
 
 #include "api/binding_calls.h"
 #include "cairn/cairn.h"
+#include "support/model_gpu.h"
 #include "support/small_run.h"
-#include "testing/model_gpu.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {

@@ -10,10 +10,10 @@
 
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
+#include "support/model_gpu.h"
 #include "support/patience.h"
 #include "support/tensors.h"
 #include "testing/local_group.h"
-#include "testing/model_gpu.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {

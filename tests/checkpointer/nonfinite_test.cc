@@ -12,8 +12,8 @@
 
 #include "base/finite.h"
 #include "cairn/cairn.h"
+#include "support/model_gpu.h"
 #include "support/small_run.h"
-#include "testing/model_gpu.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {

@@ -15,9 +15,9 @@
 
 #include "cairn/cairn.h"
 #include "support/points.h"
+#include "support/recording_queue.h"
 #include "support/small_run.h"
 #include "testing/local_group.h"
-#include "testing/recording_queue.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {

@@ -17,11 +17,11 @@
 #include "device/buffer_pool.h"
 #include "device/host_device.h"
 #include "support/faulty_queue.h"
+#include "support/model_gpu.h"
 #include "support/patience.h"
 #include "support/tensors.h"
 #include "support/variable.h"
 #include "testing/forwarding_device.h"
-#include "testing/model_gpu.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {

@@ -9,7 +9,7 @@
 
 #include "io/thread_queue.h"
 #include "support/faulty_queue.h"
-#include "testing/recording_queue.h"
+#include "support/recording_queue.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {

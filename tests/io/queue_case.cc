@@ -5,8 +5,8 @@
 #include "io/thread_queue.h"
 #include "io/uring_queue.h"
 #include "support/faulty_queue.h"
+#include "support/recording_queue.h"
 #include "testing/rate_limited_queue.h"
-#include "testing/recording_queue.h"
 
 namespace cairn {
 

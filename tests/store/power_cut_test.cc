@@ -16,7 +16,7 @@
 #include "store_case.h"
 #include "support/faulty_queue.h"
 #include "support/points.h"
-#include "testing/recording_queue.h"
+#include "support/recording_queue.h"
 
 namespace cairn {
 namespace {

@@ -14,7 +14,7 @@
 #include "store/publish.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
-#include "testing/recording_queue.h"
+#include "support/recording_queue.h"
 
 namespace cairn {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cairn/status.h"
-#include "testing/recording_queue.h"
+#include "support/recording_queue.h"
 
 namespace cairn {
 

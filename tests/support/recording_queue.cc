@@ -1,4 +1,4 @@
-#include "testing/recording_queue.h"
+#include "support/recording_queue.h"
 
 #include <filesystem>
 #include <fstream>
