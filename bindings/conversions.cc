@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <type_traits>
-#include <utility>
 #include <variant>
 
 #include "py_calls.h"

@@ -2,7 +2,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <string>
 #include <string_view>
 #include <vector>
 

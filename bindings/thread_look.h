@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <optional>
-#include <utility>
 
 // What threads that run Python are doing. They are named by Python's `ident`. All calls need the GIL.
 

@@ -3,14 +3,11 @@
 #include <fmt/format.h>
 #include <pybind11/functional.h>
 
-#include <algorithm>
 #include <string>
-#include <utility>
 
 #include "api/binding_calls.h"
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
-#include "py_calls.h"
 
 namespace py = pybind11;
 

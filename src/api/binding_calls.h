@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <string>
 
 #include "cairn/checkpointer.h"
 #include "restore/selection.h"

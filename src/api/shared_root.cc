@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "base/status_macros.h"
 #include "engine/agreement.h"

@@ -1,7 +1,6 @@
 #include "api/steered_saves.h"
 
 #include <chrono>
-#include <utility>
 
 namespace cairn {
 

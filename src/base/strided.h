@@ -6,8 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "base/bytes.h"
-
 namespace cairn {
 
 /// A tensor's memory, its dimensions merged where possible: rows of contiguous bytes, repeated along outer strides.

@@ -1,7 +1,5 @@
 #include "device/cuda_enqueue.h"
 
-#include <cstdint>
-
 #include "base/status_macros.h"
 
 namespace cairn {

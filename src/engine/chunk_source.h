@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/finite.h"
 #include "device/buffer_pool.h"
 
 namespace cairn {

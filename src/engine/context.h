@@ -1,11 +1,8 @@
 #pragma once
 
-#include <chrono>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "base/mutex.h"

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "store/list.h"
 
 namespace cairn {
 

@@ -9,7 +9,6 @@
 #include "base/mutex.h"
 #include "cairn/checkpointer.h"
 #include "engine/save_task.h"
-#include "store/list.h"
 
 namespace cairn {
 

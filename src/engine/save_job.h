@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 
 #include "base/lifecycle.h"
 #include "engine/capture.h"

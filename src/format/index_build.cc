@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "base/crc32c.h"

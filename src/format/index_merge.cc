@@ -1,7 +1,6 @@
 #include "format/index_merge.h"
 
 #include <algorithm>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 

@@ -7,7 +7,6 @@
 #include <span>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/json_text.h"
 #include "base/status_macros.h"

@@ -1,7 +1,6 @@
 #include "io/disk_watch.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/human.h"
 #include "base/status_macros.h"

@@ -9,10 +9,8 @@
 #include <map>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/status_macros.h"
 #include "format/fields.h"
 #include "format/index.h"

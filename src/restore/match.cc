@@ -11,7 +11,6 @@
 #include "base/status_macros.h"
 #include "format/fields.h"
 #include "restore/mismatches.h"
-#include "restore/reshard.h"
 #include "restore/select.h"
 #include "restore/shared_memory.h"
 

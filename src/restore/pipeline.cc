@@ -1,7 +1,6 @@
 #include "restore/pipeline.h"
 
 #include <algorithm>
-#include <map>
 #include <string_view>
 #include <utility>
 

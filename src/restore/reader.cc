@@ -1,7 +1,6 @@
 #include "restore/reader.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <set>
 #include <string_view>

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "base/worker_pool.h"
 #include "cairn/checkpointer.h"
@@ -13,7 +12,6 @@
 #include "restore/kept_header.h"
 #include "restore/selection.h"
 #include "store/list.h"
-#include "store/locks.h"
 
 namespace cairn {
 

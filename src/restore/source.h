@@ -12,6 +12,7 @@
 #include "restore/reader.h"
 #include "restore/shard_file.h"
 #include "store/list.h"
+#include "store/locks.h"
 
 namespace cairn {
 

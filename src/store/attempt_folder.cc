@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
 
 #include <cerrno>
 #include <utility>

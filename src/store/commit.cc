@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <cerrno>
-#include <chrono>
 #include <new>
 #include <thread>
 #include <utility>
@@ -14,7 +13,6 @@
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/pins.h"
-#include "store/remove.h"
 #include "store/space.h"
 
 namespace cairn {

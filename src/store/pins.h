@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "base/unique_fd.h"
 #include "cairn/status.h"

@@ -20,7 +20,6 @@
 #include "store/publish.h"
 
 #include <cerrno>
-#include <cstdint>
 #include <utility>
 
 #include "base/status_macros.h"

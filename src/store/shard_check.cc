@@ -5,14 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstddef>
 #include <iterator>
 #include <new>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "base/status_macros.h"

@@ -5,8 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <string_view>
-#include <thread>
 #include <vector>
 
 #include "base/bytes.h"

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "base/human.h"
 #include "base/status_macros.h"

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <utility>
 
 #include "base/status_macros.h"

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/unique_fd.h"
 #include "restore/source.h"
 #include "tools/reading.h"
 

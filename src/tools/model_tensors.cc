@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
-#include <utility>
 #include <variant>
 
 #include "base/json_text.h"

@@ -2,8 +2,6 @@
 
 #include <array>
 #include <charconv>
-#include <cmath>
-#include <string_view>
 #include <utility>
 
 #include "base/status_macros.h"

@@ -9,7 +9,6 @@
 #include <numeric>
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "base/human.h"
 #include "base/print_error.h"

@@ -1,7 +1,6 @@
 #include "tune/measure.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>

@@ -4,8 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <utility>
 
 #include "base/human.h"
 #include "base/print_error.h"

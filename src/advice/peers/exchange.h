@@ -6,7 +6,6 @@
 
 #include "advice/json_field.h"
 #include "advice/peers/lobby.h"
-#include "advice/peers/socket.h"
 #include "cairn/status.h"
 
 namespace cairn::peers {
