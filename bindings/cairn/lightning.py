@@ -125,7 +125,7 @@ class Callback(_Callback):
             one.file_exists = self._file_exists  # Lightning's own would miss saves in flight to the same name.
         self._io.attach(pl_module)
         if not pl_module.automatic_optimization:
-            self._hooks += [one.register_step_pre_hook(self._before_step) for one in trainer.optimizers]
+            self._hooks += [one.register_step_pre_hook(self._fence_before) for one in trainer.optimizers]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # In mid-epoch the uninterrupted run drew no random numbers here. After the last batch a new epoch begins.
@@ -138,20 +138,11 @@ class Callback(_Callback):
         if (self._io is not None and self._io.fences_forward) or not trainer.optimizers:
             self.fence()
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+    def _fence_before(self, *_: Any) -> None:
         self.fence()
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.fence()
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.fence()
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self.fence()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.fence()
+    on_before_optimizer_step = on_train_epoch_start = on_train_epoch_end = _fence_before
+    on_validation_start = on_train_end = _fence_before
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         # Rank 0 has written everything; the other ranks may read it next.
@@ -189,9 +180,6 @@ class Callback(_Callback):
     def _file_exists(self, filepath: str, trainer: Any) -> bool:
         here = self._io.exists(filepath) if self._io is not None and trainer.is_global_zero else False
         return bool(trainer.strategy.reduce_boolean_decision(here, all=False))
-
-    def _before_step(self, *_: Any) -> None:
-        self.fence()
 
     def _restore_rng(self) -> None:
         if self._rng is None:
