@@ -39,7 +39,7 @@ def tell_left_out(
     optimizers = _places(_GROUPS, paths) & _places(_EITHER, loaded)
     state = [fqn for fqn in only if optimizers & _places(_STATE, [fqn])] if optimizers else []
     if state:
-        told = f"{where}: {counted(len(state), 'name')} of an optimizer's state only in the checkpoint: {_some(state)}"
+        told = f"{where}: {counted(len(state), 'name')} of an optimizer's state only in the checkpoint: {some(state)}"
         if strict:
             raise InvalidArgument(
                 f"{told}. Make the state before the load, as get_optimizer_state_dict of torch.distributed.checkpoint."
@@ -62,13 +62,13 @@ def tell_left_out(
                 "%s: left out %s that only the checkpoint has: %s",
                 where,
                 counted(len(names), "name"),
-                _some(names),
+                some(names),
             )
 
 
 def tell_unlike(where: str, what: str, unlike: list[str], strict: bool) -> None:
     """InvalidArgument, or if not `strict` a warning, for state of an optimizer of another kind: `what`."""
-    told = f"{where}: {what}: {_some(unlike)}"
+    told = f"{where}: {what}: {some(unlike)}"
     if strict:
         raise InvalidArgument(
             f"{told}. Leave the optimizer out of the state to load into, or load with strict=False: it goes on as the "
@@ -81,6 +81,7 @@ def _places(of: re.Pattern[str], names: Iterable[str]) -> set[str]:
     return {fqn[: found.start()] for fqn in names for found in of.finditer(fqn)}
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first of them, and how many more there are, for messages."""
     more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     return ", ".join(names[:_MAX_LISTED]) + more

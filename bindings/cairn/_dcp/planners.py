@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import InvalidArgument, Unsupported
+from .left_out import some
 from .places import Places
 from .plain_values import Checker
 from .shares import check_plans
@@ -79,9 +80,9 @@ class LoadPlanner(DefaultLoadPlanner):
                 unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(found())})")
         told = []
         if missing and not self.allow_partial_load:
-            told.append(f"Missing key in checkpoint state_dict: {_some(missing)}")
+            told.append(f"Missing key in checkpoint state_dict: {some(missing)}")
         if unlike:
-            told.append(f"Size mismatch: {_some(unlike)}")
+            told.append(f"Size mismatch: {some(unlike)}")
         if told:
             raise InvalidArgument("; ".join(told))
 
@@ -109,8 +110,3 @@ def _refuse_other_keys(value: Any, path: str) -> None:
                 "it does not flatten: give the planner flatten_state_dict=True, or flatten_sharded_tensors=False"
             )
         _refuse_other_keys(child, f"{path}.{key}" if path else key)
-
-
-def _some(names: list[str]) -> str:
-    more = f", and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
