@@ -142,42 +142,31 @@ class Reading:
     ) -> Any:
         details = self.inspect_all(step, folder)
         with details["hold"]:
-            return self._load(details, names, lazy, folder, progress, place)
+            asked = () if names is None else _matching(details["tensors"].names(), names, details["path"])
+            view = replicas.rank_view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
+            saved, kinds = view.saved, _tree.kinds(view.text)
+            wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
+            made: dict[tuple[str, str], Any] = {}  # Tied tensors are one tensor, which is read once.
+            tensors, reads = {}, {}
 
-    def _load(
-        self,
-        details: dict[str, Any],
-        names: str | Sequence[str] | None,
-        lazy: bool,
-        folder: str,
-        progress: _Progress,
-        place: Callable[[str], Any],
-    ) -> Any:
-        asked = () if names is None else _matching(details["tensors"].names(), names, details["path"])
-        view = replicas.rank_view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
-        saved, kinds = view.saved, _tree.kinds(view.text)
-        wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
-        made: dict[tuple[str, str], Any] = {}  # Tied tensors are one tensor, which is read once.
-        tensors, reads = {}, {}
+            def read(name: str, kind: str) -> Any:
+                tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], place(name))
+                self._read(details, view, {name: tensor}, folder, None)
+                return tensor
 
-        def read(name: str, kind: str) -> Any:
-            tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], place(name))
-            self._read(details, view, {name: tensor}, folder, None)
-            return tensor
-
-        for name in wanted:
-            key = view.tied.get(name, name), kinds.get(name, "torch")
-            if key not in made:
-                of = saved[name].of_kind(key[1])
-                made[key] = reads[name] = (
-                    LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
-                    if lazy
-                    else tree_tensors.empty(of, key[1].partition(" ")[0], place(name))
-                )
-            tensors[name] = made[key]
-        if not lazy:
-            self._read(details, view, reads, folder, progress)
-        return tensors if names is not None else _tree.build(view.text, tensors)
+            for name in wanted:
+                key = view.tied.get(name, name), kinds.get(name, "torch")
+                if key not in made:
+                    of = saved[name].of_kind(key[1])
+                    made[key] = reads[name] = (
+                        LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
+                        if lazy
+                        else tree_tensors.empty(of, key[1].partition(" ")[0], place(name))
+                    )
+                tensors[name] = made[key]
+            if not lazy:
+                self._read(details, view, reads, folder, progress)
+            return tensors if names is not None else _tree.build(view.text, tensors)
 
     def choose(self, step: int | None, folder: str = "") -> dict[str, Any]:
         """The manifest of the checkpoint to read, and "hold", which keeps it in place until its release. Waits for saves
