@@ -30,9 +30,9 @@ Result<std::string> Ask(Group& group, const std::string& key, const std::string&
   const Deadline deadline = Deadline::In(kPatience);
   if (group.rank() != 0) {
     group.Send(key, mine);
-    return AwaitMessage(group, key + "/all", deadline);
+    return AwaitMessage(group, key + "/all", deadline).get();
   }
-  const CollectedMessages collected = CollectMessages(group, key, deadline);
+  const CollectedMessages collected = CollectMessages(group, key, deadline).get();
   CAIRN_RETURN_IF_ERROR(collected.end);
   const std::string said = answer(collected);
   group.Announce(key + "/all", said);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <future>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -11,7 +10,6 @@
 #include <vector>
 
 #include "base/human.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "engine/agreement.h"
 #include "group/blocking.h"
@@ -73,7 +71,6 @@ class Search {
   [[nodiscard]] Status PauseBeforeChoice();
   void ChooseAgain(const Status& gone);
   [[nodiscard]] Result<VerdictMessage> Judge(const ChoiceMessage& choice, const char* kind, const char* reply);
-  [[nodiscard]] CollectedMessages Collect(const std::string& key);
   // On the other ranks.
   [[nodiscard]] Result<ChoiceMessage> AwaitChoice();
   [[nodiscard]] Result<VerdictMessage> AwaitVerdict(const ChoiceMessage& choice, const char* kind, const char* reply);
@@ -234,7 +231,8 @@ Result<VerdictMessage> Search::Agree(const ChoiceMessage& choice, const char* ki
 }
 
 Result<VerdictMessage> Search::Judge(const ChoiceMessage& choice, const char* kind, const char* reply) {
-  const CollectedMessages said = Collect(Key(kind));
+  const CollectedMessages said =
+      WaitFor(CollectMessages(shared_.group, Key(kind), Deadline::In(shared_.group_timeout)), {{}, Cancelled()});
   VerdictMessage verdict{.rank = 0, .status = own_};
   for (const auto& [of, message] : said.messages) {
     if (message == kWithdrawn) {
@@ -258,27 +256,6 @@ Result<VerdictMessage> Search::Judge(const ChoiceMessage& choice, const char* ki
   const std::string message = EncodeVerdict(verdict);
   shared_.group.Announce(Key(reply), message);
   return DecodeVerdict(message);
-}
-
-CollectedMessages Search::Collect(const std::string& key) {
-  struct Collecting {
-    Mutex mutex;
-    CollectedMessages said CAIRN_GUARDED_BY(mutex);
-    std::promise<CollectedMessages> all;
-  };
-  const auto collecting = std::make_shared<Collecting>();
-  shared_.group.Collect(
-      key, Deadline::In(shared_.group_timeout),
-      [collecting](int of, std::string message) {
-        MutexLock lock(collecting->mutex);
-        collecting->said.messages.insert_or_assign(of, std::move(message));
-      },
-      [collecting](Status end) {
-        MutexLock lock(collecting->mutex);
-        collecting->said.end = std::move(end);
-        collecting->all.set_value(std::move(collecting->said));
-      });
-  return WaitFor(collecting->all.get_future(), {.messages = {}, .end = Cancelled()});
 }
 
 Result<ChoiceMessage> Search::AwaitChoice() {
@@ -309,10 +286,7 @@ Result<VerdictMessage> Search::AwaitVerdict(const ChoiceMessage& choice, const c
 }
 
 Result<std::string> Search::Await(const std::string& key, std::chrono::nanoseconds timeout) {
-  const auto answer = std::make_shared<std::promise<Result<std::string>>>();
-  shared_.group.Await(key, Deadline::In(timeout),
-                      [answer](Result<std::string> message) { answer->set_value(std::move(message)); });
-  return WaitFor<Result<std::string>>(answer->get_future(), Cancelled());
+  return WaitFor<Result<std::string>>(AwaitMessage(shared_.group, key, Deadline::In(timeout)), Cancelled());
 }
 
 template <typename T>

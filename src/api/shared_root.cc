@@ -19,7 +19,7 @@ constexpr char kFailed = '!';
 
 /// Waits until rank 0 has opened the root. Returns its writer's id.
 Result<std::string> AwaitWriterId(const Options& options, Group& group) {
-  const Result<std::string> heard = AwaitMessage(group, kRootKey, Deadline::In(options.group_timeout));
+  const Result<std::string> heard = AwaitMessage(group, kRootKey, Deadline::In(options.group_timeout)).get();
   if (!heard.ok()) {
     return Error(heard.status().code(), "{}: rank 0 did not say that it opened the root: {}", options.root,
                  heard.status().message());

@@ -1,6 +1,5 @@
 #include "group/blocking.h"
 
-#include <future>
 #include <memory>
 #include <utility>
 
@@ -8,35 +7,31 @@
 
 namespace cairn {
 
-Result<std::string> AwaitMessage(Group& group, const std::string& key, Deadline deadline) {
+std::future<Result<std::string>> AwaitMessage(Group& group, const std::string& key, Deadline deadline) {
   const auto answer = std::make_shared<std::promise<Result<std::string>>>();
   group.Await(key, deadline, [answer](Result<std::string> message) { answer->set_value(std::move(message)); });
-  return answer->get_future().get();
+  return answer->get_future();
 }
 
-CollectedMessages CollectMessages(Group& group, const std::string& key, Deadline deadline) {
-  struct Answer {
+std::future<CollectedMessages> CollectMessages(Group& group, const std::string& key, Deadline deadline) {
+  struct Collecting {
     Mutex mutex;
-    CondVar changed;
-    CollectedMessages collected CAIRN_GUARDED_BY(mutex);
-    bool ended CAIRN_GUARDED_BY(mutex) = false;
+    CollectedMessages said CAIRN_GUARDED_BY(mutex);
+    std::promise<CollectedMessages> all;
   };
-  const auto answer = std::make_shared<Answer>();
+  const auto collecting = std::make_shared<Collecting>();
   group.Collect(
       key, deadline,
-      [answer](int rank, std::string message) {
-        MutexLock lock(answer->mutex);
-        answer->collected.messages.insert_or_assign(rank, std::move(message));
+      [collecting](int rank, std::string message) {
+        MutexLock lock(collecting->mutex);
+        collecting->said.messages.insert_or_assign(rank, std::move(message));
       },
-      [answer](Status end) {
-        MutexLock lock(answer->mutex);
-        answer->collected.end = std::move(end);
-        answer->ended = true;
-        answer->changed.NotifyAll();
+      [collecting](Status end) {
+        MutexLock lock(collecting->mutex);
+        collecting->said.end = std::move(end);
+        collecting->all.set_value(std::move(collecting->said));
       });
-  MutexLock lock(answer->mutex);
-  while (!answer->ended) answer->changed.Wait(answer->mutex);
-  return std::move(answer->collected);
+  return collecting->all.get_future();
 }
 
 }  // namespace cairn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <future>
 #include <map>
 #include <string>
 
@@ -9,17 +10,17 @@
 
 namespace cairn {
 
-// Blocking forms of a group's waits. Never call them from a callback of the group.
+// Forms of a group's waits for callers that block. Never wait for one of these in a callback of the group.
 
-/// Group::Await, until it ends.
-[[nodiscard]] Result<std::string> AwaitMessage(Group& group, const std::string& key, Deadline deadline);
+/// Group::Await.
+[[nodiscard]] std::future<Result<std::string>> AwaitMessage(Group& group, const std::string& key, Deadline deadline);
 
 /// The messages that arrived, by rank. `end` is not ok if some are missing.
 struct CollectedMessages {
   std::map<int, std::string> messages;
   Status end;
 };
-/// Group::Collect, until it ends.
-[[nodiscard]] CollectedMessages CollectMessages(Group& group, const std::string& key, Deadline deadline);
+/// Group::Collect.
+[[nodiscard]] std::future<CollectedMessages> CollectMessages(Group& group, const std::string& key, Deadline deadline);
 
 }  // namespace cairn

@@ -35,21 +35,21 @@ TEST_F(SocketGroupTest, MessagesOfAnySizeAndContentArriveInAnyOrder) {
   one_->Send("empty", "");
   zero_->Announce("zeros", std::string(17, '\0'));
 
-  EXPECT_THAT(CollectMessages(*zero_, "empty", Deadline::Infinite()).messages, ElementsAre(Pair(1, "")));
-  EXPECT_THAT(CollectMessages(*zero_, "large", Deadline::Infinite()).messages, ElementsAre(Pair(1, large)));
-  EXPECT_EQ(*AwaitMessage(*one_, "zeros", Deadline::Infinite()), std::string(17, '\0'));
+  EXPECT_THAT(CollectMessages(*zero_, "empty", Deadline::Infinite()).get().messages, ElementsAre(Pair(1, "")));
+  EXPECT_THAT(CollectMessages(*zero_, "large", Deadline::Infinite()).get().messages, ElementsAre(Pair(1, large)));
+  EXPECT_EQ(*AwaitMessage(*one_, "zeros", Deadline::Infinite()).get(), std::string(17, '\0'));
 }
 
 TEST_F(SocketGroupTest, ANodeThatHasGoneEndsTheWaitsForIt) {
   Status ended;
-  std::thread waiting([&] { ended = CollectMessages(*zero_, "message", Deadline::Infinite()).end; });
+  std::thread waiting([&] { ended = CollectMessages(*zero_, "message", Deadline::Infinite()).get().end; });
 
   one_.reset();
   waiting.join();
 
   EXPECT_THAT(ended.message(), HasSubstr("rank 1 closed"));
   zero_->Announce("later", "nobody hears it");
-  EXPECT_FALSE(CollectMessages(*zero_, "later", Deadline::Infinite()).end.ok());
+  EXPECT_FALSE(CollectMessages(*zero_, "later", Deadline::Infinite()).get().end.ok());
 }
 
 TEST(SocketTest, WaitsEndAtTheDeadlineAndOnShutdown) {
