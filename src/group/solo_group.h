@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/status_macros.h"
 #include "cairn/group.h"
 
 namespace cairn {
@@ -11,10 +12,14 @@ class SoloGroup : public Group {
  public:
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return 1; }
-  void Send(const std::string& key, std::string message) override;
-  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override;
-  void Announce(const std::string& key, std::string message) override;
-  void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override;
+  void Send(const std::string& /*key*/, std::string /*message*/) override {}
+  void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnMessage /*on_message*/, OnEnd end) override {
+    end(Status::Ok());
+  }
+  void Announce(const std::string& /*key*/, std::string /*message*/) override {}
+  void Await(const std::string& key, Deadline /*deadline*/, OnAnnounced on_announced) override {
+    on_announced(Error(StatusCode::kInternal, "\"{}\": rank 0 cannot await", key));
+  }
 };
 
 }  // namespace cairn
