@@ -425,8 +425,4 @@ IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck check_writer) {
   co_return Status::Ok();
 }
 
-void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& check_writer) {
-  static_cast<void>(RunTaskBlocking(queue, RemoveSparesTask(root, check_writer)));
-}
-
 }  // namespace cairn

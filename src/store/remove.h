@@ -116,7 +116,5 @@ IoTask<Status> RemoveUnnamed(PathAt folder);
 
 /// Unlinks the spares if this process is still the writer. Best effort: the next writer removes the rest.
 IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck check_writer = {});
-/// The same. Blocking; needs exclusive use of the queue.
-void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& check_writer = {});
 
 }  // namespace cairn

@@ -243,7 +243,7 @@ TEST(Kill, AtEveryOperationOfASaveIntoARecycledFile) {
                         TestRanks ranks(queue, root, third);
                         if (!ranks.Save().ok() || !ranks.rank(0).recycled() || !ranks.rank(1).recycled()) return false;
                         reports.Done('3');
-                        RemoveSpares(queue, root);
+                        static_cast<void>(RunTaskBlocking(queue, RemoveSparesTask(root)));
                         return true;
                       },
                   .after =

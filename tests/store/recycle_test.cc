@@ -357,7 +357,7 @@ TEST_F(RecycleTest, CloseRemovesSparesThroughALink) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   ASSERT_EQ(Retire(*queue_, root_.path(), 2, 1, &why_, 2), Status::Ok());
 
-  RemoveSpares(*queue_, elsewhere / "link");
+  EXPECT_TRUE(RunTaskBlocking(*queue_, RemoveSparesTask(elsewhere / "link")).ok());
 
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }

@@ -466,10 +466,10 @@ TEST_F(WriterTest, DisplacedWriterKeepsTheSpares) {
   WriteAll(root_ + "/.spare-0/" + ShardName(0), "spare");
   const Opened second = TakeOver();
 
-  RemoveSpares(*queue_, first->at(), CheckOf(first));
+  EXPECT_FALSE(RunTaskBlocking(*queue_, RemoveSparesTask(first->at(), CheckOf(first))).ok());
   EXPECT_TRUE(fs::exists(root_ + "/.spare-0"));
 
-  RemoveSpares(*queue_, second->at(), CheckOf(second));
+  EXPECT_TRUE(RunTaskBlocking(*queue_, RemoveSparesTask(second->at(), CheckOf(second))).ok());
   EXPECT_FALSE(fs::exists(root_ + "/.spare-0"));
 }
 
