@@ -32,44 +32,39 @@ Status SaveTask::CheckProcess() const {
                plan_.step);
 }
 
+bool SaveTask::WaitUntil(bool (SaveTask::*over)() const, Deadline deadline) {
+  while (!(this->*over)() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+  return (this->*over)();
+}
+
+Status SaveTask::Late(const char* what) const {
+  return Error(StatusCode::kDeadlineExceeded, "step {}: not {} in time, it is {}", plan_.step, what,
+               SavePhaseName(stats_.phase));
+}
+
 Status SaveTask::WaitCaptured(Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
-  while (!TensorsFree()) {
-    if (deadline.passed()) {
-      return Error(StatusCode::kDeadlineExceeded, "step {}: not captured in time, it is {}", plan_.step,
-                   SavePhaseName(stats_.phase));
-    }
-    changed_.WaitUntil(mutex_, deadline);
-  }
+  if (!WaitUntil(&SaveTask::TensorsFree, deadline)) return Late("captured");
   return Told(tensors_released_.value_or(status_));
 }
 
 bool SaveTask::WaitTensorsFree(Deadline deadline) {
   if (!CheckProcess().ok()) return false;
   MutexLock lock(mutex_);
-  while (!TensorsFree() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
-  return TensorsFree();
+  return WaitUntil(&SaveTask::TensorsFree, deadline);
 }
 
 bool SaveTask::WaitEnded(Deadline deadline) {
   if (!CheckProcess().ok()) return false;
   MutexLock lock(mutex_);
-  while (!Ended() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
-  return Ended();
+  return WaitUntil(&SaveTask::Ended, deadline);
 }
 
 Status SaveTask::WaitDurable(Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
-  while (!Ended()) {
-    if (deadline.passed()) {
-      return Error(StatusCode::kDeadlineExceeded, "step {}: not durable in time, it is {}", plan_.step,
-                   SavePhaseName(stats_.phase));
-    }
-    changed_.WaitUntil(mutex_, deadline);
-  }
-  return Told(status_);
+  return WaitUntil(&SaveTask::Ended, deadline) ? Told(status_) : Late("durable");
 }
 
 Status SaveTask::Fence(Stream stream, Deadline deadline, const std::function<void()>& on_disk) {
@@ -117,12 +112,12 @@ Result<bool> SaveTask::AwaitFence(bool host_waits, Deadline deadline, const std:
 
 bool SaveTask::HostWaits(Stream stream) const {
   return reads_cpu_ || stream.device.kind == DeviceKind::kCpu ||
-         std::any_of(events_.begin(), events_.end(),
-                     [&](const DeviceEvents& one) { return !one.device->CanHoldStreamsOf(stream.device); });
+         std::ranges::any_of(events_,
+                             [&](const DeviceEvents& one) { return !one.device->CanHoldStreamsOf(stream.device); });
 }
 
 bool SaveTask::LostAnotherGpu(Stream stream) const {
-  return std::any_of(events_.begin(), events_.end(), [&](const DeviceEvents& one) {
+  return std::ranges::any_of(events_, [&](const DeviceEvents& one) {
     return one.device->id() != stream.device && !one.device->Health().ok();
   });
 }

@@ -134,6 +134,9 @@ class SaveTask {
   void DropSnapshot() { snapshot_.reset(); }
 
  private:
+  /// Returns false at the deadline.
+  bool WaitUntil(bool (SaveTask::*over)() const, Deadline deadline) CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] Status Late(const char* what) const CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::chrono::nanoseconds SinceBegun() const { return Clock::now() - begun_; }
   void Advance(SavePhase phase) CAIRN_REQUIRES(mutex_);
   void FinishLocked(Status status) CAIRN_REQUIRES(mutex_);
