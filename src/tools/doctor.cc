@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -28,20 +29,10 @@ using nlohmann::json;
 
 std::string Answer(const Status& status, const char* good = "yes") { return status.ok() ? good : status.message(); }
 
-std::string Bound(const std::optional<std::uint64_t>& limit) {
-  return limit ? fmt::to_string(*limit) : std::string("unlimited");
-}
-
-std::string BoundBytes(const std::optional<std::uint64_t>& limit) {
-  return limit ? HumanBytes(*limit) : std::string("unlimited");
-}
-
 constexpr double kDay = 86400;
 
 /// The former default of ulimit -l, enough for a few rings of the default depth.
 constexpr std::uint64_t kLockedForRings = 64U << 10;
-
-json Number(const std::optional<std::uint64_t>& limit) { return limit ? json(*limit) : json(nullptr); }
 
 void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
   findings.push_back({.name = "kernel", .found = FindKernel(), .cost = "5.15 is the oldest supported"});
@@ -59,23 +50,23 @@ void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
                               "/sys/kernel/mm/transparent_hugepage/enabled to madvise",
                       .value = hugepages});
   const Limits limits = FindLimits();
-  findings.push_back({.name = "locked memory",
-                      .state = CostsUnless(!limits.locked_memory || *limits.locked_memory >= kLockedForRings),
-                      .found = BoundBytes(limits.locked_memory),
-                      .cost = "kernels before 5.12, and again 6.18, count the rings (8 KiB or more each, summed over "
-                              "a user's processes without CAP_IPC_LOCK): if they do not fit, threads write instead; "
-                              "raise ulimit -l. Buffers do not count: they are not registered with the ring",
-                      .value = Number(limits.locked_memory)});
-  findings.push_back({.name = "file size limit",
-                      .state = CostsUnless(!limits.file_size),
-                      .found = BoundBytes(limits.file_size),
-                      .cost = "a larger shard is rejected before its first byte; raise ulimit -f",
-                      .value = Number(limits.file_size)});
-  findings.push_back({.name = "open files",
-                      .state = CostsUnless(!limits.open_files || *limits.open_files >= 256),
-                      .found = Bound(limits.open_files),
-                      .cost = "a save needs three and a ring, a restore up to 16 shards; raise ulimit -n",
-                      .value = Number(limits.open_files)});
+  const auto limit = [&](const char* name, std::optional<std::uint64_t> found, std::uint64_t enough, const auto& print,
+                         const char* cost) {
+    findings.push_back({.name = name,
+                        .state = CostsUnless(!found || *found >= enough),
+                        .found = found ? print(*found) : "unlimited",
+                        .cost = cost,
+                        .value = found ? json(*found) : json(nullptr)});
+  };
+  limit("locked memory", limits.locked_memory, kLockedForRings, HumanBytes,
+        "kernels before 5.12, and again 6.18, count the rings (8 KiB or more each, summed over a user's processes "
+        "without CAP_IPC_LOCK): if they do not fit, threads write instead; raise ulimit -l. Buffers do not count: they "
+        "are not registered with the ring");
+  limit("file size limit", limits.file_size, std::numeric_limits<std::uint64_t>::max(), HumanBytes,
+        "a larger shard is rejected before its first byte; raise ulimit -f");
+  limit(
+      "open files", limits.open_files, 256, [](std::uint64_t files) { return fmt::to_string(files); },
+      "a save needs three and a ring, a restore up to 16 shards; raise ulimit -n");
   // A machine without a GPU misses nothing; one whose GPU cannot be used does.
   const Status gpu = CudaAvailable();
   const bool unusable = !gpu.ok() && HasNvidiaGpu();
@@ -102,11 +93,12 @@ void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem,
                       .found = HumanBytes(free),
                       .cost = "a save that does not fit fails with NoSpace before its first byte",
                       .value = free});
-  findings.push_back({.name = "O_DIRECT",
-                      .state = MissingUnless(filesystem.direct.ok()),
-                      .found = Answer(filesystem.direct),
-                      .cost = "buffered writes with early write-back: one more copy, and memory for the page cache",
-                      .value = filesystem.direct.ok()});
+  const auto feature = [&](const char* name, const Status& works, const char* cost) {
+    findings.push_back(
+        {.name = name, .state = MissingUnless(works.ok()), .found = Answer(works), .cost = cost, .value = works.ok()});
+  };
+  feature("O_DIRECT", filesystem.direct,
+          "buffered writes with early write-back: one more copy, and memory for the page cache");
   if (filesystem.direct.ok()) {
     findings.push_back(
         {.name = "O_DIRECT alignment",
@@ -115,25 +107,15 @@ void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem,
          .cost = "shards are aligned to 4096 bytes; a filesystem that requires more rejects the writes",
          .value = filesystem.alignment});
   }
-  findings.push_back({.name = "preallocation",
-                      .state = MissingUnless(filesystem.preallocation.ok()),
-                      .found = Answer(filesystem.preallocation),
-                      .cost = "blocks are allocated at each write, so a full disk is noticed late",
-                      .value = filesystem.preallocation.ok()});
-  findings.push_back({.name = "leases",
-                      .state = MissingUnless(filesystem.leases.ok()),
-                      .found = Answer(filesystem.leases),
-                      .cost = "shard files are not recycled: new blocks, 2.5 instead of 3.1 GB/s",
-                      .value = filesystem.leases.ok()});
+  feature("preallocation", filesystem.preallocation,
+          "blocks are allocated at each write, so a full disk is noticed late");
+  feature("leases", filesystem.leases, "shard files are not recycled: new blocks, 2.5 instead of 3.1 GB/s");
   findings.push_back({.name = "rename, no replace",
                       .found = Answer(filesystem.no_replace),
                       .cost = "nothing: a folder is never renamed onto a non-empty one anyway",
                       .value = filesystem.no_replace.ok()});
-  findings.push_back({.name = "rename, exchange",
-                      .state = MissingUnless(filesystem.exchange.ok()),
-                      .found = Answer(filesystem.exchange),
-                      .cost = "a step is replaced in two renames; between them readers find neither version",
-                      .value = filesystem.exchange.ok()});
+  feature("rename, exchange", filesystem.exchange,
+          "a step is replaced in two renames; between them readers find neither version");
 }
 
 void AddRates(std::vector<Finding>& findings, const Measured& measured) {
@@ -227,10 +209,9 @@ Result<int> Doctor(const DoctorOptions& options) {
   // What was found before an error is worth reading too.
   if (!findings.empty()) Print(findings, options.json);
   CAIRN_RETURN_IF_ERROR(status);
-  const bool wrong =
-      options.gpu_bytes != 0 && std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
-        return finding.name.starts_with("cuda:") && finding.state == State::kMissing;
-      });
+  const bool wrong = options.gpu_bytes != 0 && std::ranges::any_of(findings, [](const Finding& finding) {
+                       return finding.name.starts_with("cuda:") && finding.state == State::kMissing;
+                     });
   return wrong ? kDamagedOrDifferent : kGood;
 }
 
