@@ -18,9 +18,7 @@ namespace {
 
 struct Collected {
   std::vector<CheckpointInfo> chosen;
-  std::vector<CheckpointInfo> removed;
-  // The first removal that failed; the others are tried anyway.
-  Status failure;
+  WritableRoot::Removed removed;
 };
 
 Result<std::vector<CheckpointInfo>> Choose(const CollectOptions& options) {
@@ -32,8 +30,7 @@ Result<std::vector<CheckpointInfo>> Choose(const CollectOptions& options) {
   const std::vector<std::uint64_t> steps = ChooseRetired(infos, options.keep_last, options.keep_every);
   std::vector<CheckpointInfo> chosen;
   for (StoredCheckpoint& checkpoint : list) {
-    if (std::find(steps.begin(), steps.end(), checkpoint.info.step) != steps.end())
-      chosen.push_back(std::move(checkpoint.info));
+    if (std::ranges::find(steps, checkpoint.info.step) != steps.end()) chosen.push_back(std::move(checkpoint.info));
   }
   return chosen;
 }
@@ -49,17 +46,10 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   Collected collected;
   CAIRN_ASSIGN_OR_RETURN(collected.chosen, Choose(options));
   std::erase_if(collected.chosen, [&shown](const CheckpointInfo& info) {
-    return shown && std::none_of(shown->begin(), shown->end(),
-                                 [&info](const CheckpointInfo& one) { return one.attempt == info.attempt; });
+    return shown &&
+           std::ranges::none_of(*shown, [&info](const CheckpointInfo& one) { return one.attempt == info.attempt; });
   });
-  for (const CheckpointInfo& info : collected.chosen) {
-    const Status removed = root.Remove(info);
-    if (removed.ok()) {
-      collected.removed.push_back(info);
-    } else if (collected.failure.ok()) {
-      collected.failure = removed;
-    }
-  }
+  collected.removed = root.Remove(collected.chosen);
   return collected;
 }
 
@@ -73,11 +63,11 @@ Result<Collected> DryRun(const CollectOptions& options) {
 
 Result<int> Collect(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const Collected collected, options.dry_run ? DryRun(options) : ChooseAndRemove(options));
-  const auto& counted = options.dry_run ? collected.chosen : collected.removed;
+  const auto& counted = options.dry_run ? collected.chosen : collected.removed.steps;
   if (options.json) {
     PrintJson({{"dry_run", options.dry_run},
                {"chosen", Steps(collected.chosen)},
-               {"removed", Steps(collected.removed)},
+               {"removed", Steps(collected.removed.steps)},
                {"bytes", TotalBytes(counted)}});
   } else {
     for (const CheckpointInfo& info : counted) {
@@ -85,7 +75,7 @@ Result<int> Collect(const CollectOptions& options) {
     }
     fmt::print("{}, {}\n", Count(counted.size(), "checkpoint"), HumanBytes(TotalBytes(counted)));
   }
-  CAIRN_RETURN_IF_ERROR(collected.failure);
+  CAIRN_RETURN_IF_ERROR(collected.removed.failure);
   return kGood;
 }
 

@@ -55,7 +55,7 @@ Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& con
 }
 
 bool HasStep(const std::vector<CheckpointInfo>& infos, std::uint64_t step) {
-  return std::any_of(infos.begin(), infos.end(), [step](const CheckpointInfo& info) { return info.step == step; });
+  return std::ranges::any_of(infos, [step](const CheckpointInfo& info) { return info.step == step; });
 }
 
 std::uint64_t TotalBytes(const std::vector<CheckpointInfo>& infos) {
@@ -80,10 +80,20 @@ Result<WritableRoot> WritableRoot::Open(const std::string& path) {
   return WritableRoot(std::move(queue), *std::move(root));
 }
 
-Status WritableRoot::Remove(const CheckpointInfo& info) {
-  return RemoveCheckpointBlocking(*queue_, root_->at(), info.step,
-                                  {.attempt = info.attempt, .check_writer = [this] { return root_->CheckWriter(); }})
-      .status;
+WritableRoot::Removed WritableRoot::Remove(const std::vector<CheckpointInfo>& doomed) {
+  Removed removed;
+  for (const CheckpointInfo& info : doomed) {
+    Status status =
+        RemoveCheckpointBlocking(*queue_, root_->at(), info.step,
+                                 {.attempt = info.attempt, .check_writer = [this] { return root_->CheckWriter(); }})
+            .status;
+    if (status.ok()) {
+      removed.steps.push_back(info);
+    } else if (removed.failure.ok()) {
+      removed.failure = std::move(status);
+    }
+  }
+  return removed;
 }
 
 }  // namespace cairn::tools

@@ -33,8 +33,13 @@ class WritableRoot {
   /// Removes what killed writers left there, and says on stderr what remains of that. Errors as for Root::Open, and
   /// InvalidArgument if the path is no root.
   [[nodiscard]] static Result<WritableRoot> Open(const std::string& path);
-  /// FailedPrecondition if it is pinned, being read, or no longer what was listed.
-  [[nodiscard]] Status Remove(const CheckpointInfo& info);
+  struct Removed {
+    std::vector<CheckpointInfo> steps;
+    /// The first that failed, and why; the others are tried anyway. FailedPrecondition if one is pinned, being read, or
+    /// no longer what was listed.
+    Status failure;
+  };
+  [[nodiscard]] Removed Remove(const std::vector<CheckpointInfo>& doomed);
 
  private:
   WritableRoot(std::unique_ptr<IoQueue> queue, std::unique_ptr<Root> root)

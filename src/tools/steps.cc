@@ -114,11 +114,8 @@ Consequence ConsequenceOf(const std::vector<CheckpointInfo>& list, const std::ve
   return {fmt::format("Step {} is then the newest: a job resumes from it.", after->step)};
 }
 
-struct Removed {
-  std::vector<CheckpointInfo> steps;
+struct Removed : WritableRoot::Removed {
   std::string consequence;
-  // The first removal that failed; the others are tried anyway.
-  Status failure;
 };
 
 Result<Removed> RemoveNamed(const StepsOptions& options) {
@@ -137,15 +134,7 @@ Result<Removed> RemoveNamed(const StepsOptions& options) {
         options.root);
   }
   CAIRN_ASSIGN_OR_RETURN(WritableRoot root, WritableRoot::Open(options.root));
-  Removed removed;
-  for (const CheckpointInfo& info : doomed) {
-    Status status = root.Remove(info);
-    if (status.ok()) {
-      removed.steps.push_back(info);
-    } else if (removed.failure.ok()) {
-      removed.failure = std::move(status);
-    }
-  }
+  Removed removed{root.Remove(doomed)};
   removed.consequence = ConsequenceOf(list, removed.steps).text;
   return removed;
 }
