@@ -100,10 +100,10 @@ std::vector<std::string> ShardNames(const StoredCheckpoint& checkpoint) {
   return names;
 }
 
-std::vector<SavedShard> SavedShards(const OpenedCheckpoint& opened) {
+std::vector<SavedShard> SavedShards(std::span<const ShardFile> files) {
   std::vector<SavedShard> shards;
-  shards.reserve(opened.files.size());
-  for (const ShardFile& file : opened.files) shards.push_back({file.name, file.has_header ? &file.header : nullptr});
+  shards.reserve(files.size());
+  for (const ShardFile& file : files) shards.push_back({file.name, file.has_header ? &file.header : nullptr});
   return shards;
 }
 

@@ -42,6 +42,6 @@ inline constexpr int kHeaderReads = 16;
 /// The shards' file names, in the manifest's order.
 [[nodiscard]] std::vector<std::string> ShardNames(const StoredCheckpoint& checkpoint);
 /// The shards for a plan. Those whose headers were not read have none.
-[[nodiscard]] std::vector<SavedShard> SavedShards(const OpenedCheckpoint& opened);
+[[nodiscard]] std::vector<SavedShard> SavedShards(std::span<const ShardFile> files);
 
 }  // namespace cairn

@@ -40,7 +40,7 @@ std::vector<StoredTensor> ListTensors(std::span<const ShardFile> files, std::spa
       list.back().info.alias_of = holder;
     }
   }
-  std::sort(list.begin(), list.end(), [](const StoredTensor& a, const StoredTensor& b) {
+  std::ranges::sort(list, [](const StoredTensor& a, const StoredTensor& b) {
     return std::tie(a.info.name, a.shard) < std::tie(b.info.name, b.shard);
   });
   return list;
@@ -89,7 +89,7 @@ Result<std::vector<const StoredTensor*>> TensorSource::Find(const RestoreParts& 
                                                             std::span<const TensorPlace> places) {
   std::vector<std::uint32_t> files;
   for (const TensorPlace& place : places) files.push_back(place.file);
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   files.erase(std::unique(files.begin(), files.end()), files.end());
   CAIRN_RETURN_IF_ERROR(Select(parts, files));
   std::vector<const StoredTensor*> found;
@@ -123,10 +123,7 @@ Status TensorSource::Read(const RestoreParts& parts, std::span<const Piece> piec
 }
 
 Result<MatchedTensors> TensorSource::Match(const TensorTable& table) const {
-  std::vector<SavedShard> shards;
-  shards.reserve(files_.size());
-  for (const ShardFile& file : files_) shards.push_back({file.name, file.has_header ? &file.header : nullptr});
-  return MatchTensors(shards, 0, table, {});
+  return MatchTensors(SavedShards(files_), 0, table, {});
 }
 
 Status TensorSource::ReadCopies(const RestoreParts& parts, std::vector<std::vector<PlannedCopy>> copies) {
