@@ -206,8 +206,8 @@ bool TorchReader::IsSet(py::handle tensor, const Method& method) {
 
 bool TorchReader::IsDType(py::handle tensor, DType dtype) const {
   const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(tensor.ptr(), dtype_.ptr()));
-  return std::any_of(dtypes_.begin(), dtypes_.end(),
-                     [&](const auto& known) { return known.second == dtype && found.is(known.first); });
+  return std::ranges::any_of(dtypes_,
+                             [&](const auto& known) { return known.second == dtype && found.is(known.first); });
 }
 
 bool TorchReader::ReadDlpack(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {

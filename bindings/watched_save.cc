@@ -32,7 +32,7 @@ const void* AddressOf(const TorchReader* torch, py::handle tensor) {
 }  // namespace
 
 WrittenMemory::WrittenMemory(std::vector<std::pair<std::uintptr_t, std::uint64_t>> ranges) {
-  std::sort(ranges.begin(), ranges.end());
+  std::ranges::sort(ranges);
   for (const auto& [address, bytes] : ranges) {
     if (!ranges_.empty() && address <= ranges_.back().second) {
       ranges_.back().second = std::max(ranges_.back().second, address + bytes);
@@ -114,7 +114,7 @@ Status WatchedSave::FindMoved(const Read& read, std::vector<std::uint32_t>& writ
 }
 
 Status WatchedSave::Judge(const Read& read, std::vector<std::uint32_t> written) const {
-  std::sort(written.begin(), written.end());
+  std::ranges::sort(written);
   written.erase(std::unique(written.begin(), written.end()), written.end());
   if (written.empty()) return Status::Ok();
   const std::size_t more = written.size() - 1;

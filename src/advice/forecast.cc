@@ -59,7 +59,7 @@ class SmallWriter {
 
 /// The same order and choice as in cairn.dcp: the small ones that the same ranks hold go to one of these.
 void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& headers) {
-  std::sort(parts.begin(), parts.end(), [](const Holders& a, const Holders& b) {
+  std::ranges::sort(parts, [](const Holders& a, const Holders& b) {
     const auto offset = [](const Holders& h) {
       return h.tensor.part ? h.tensor.part->offset : std::vector<std::int64_t>();
     };
@@ -72,9 +72,8 @@ void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& he
   std::vector<std::uint64_t> loads(headers.size(), 0);
   std::map<std::vector<std::uint32_t>, SmallWriter> of_small;
   for (Holders& part : parts) {
-    std::uint32_t writer = *std::min_element(part.ranks.begin(), part.ranks.end(), [&](auto a, auto b) {
-      return std::tie(loads[a], a) < std::tie(loads[b], b);
-    });
+    std::uint32_t writer = *std::ranges::min_element(
+        part.ranks, [&](auto a, auto b) { return std::tie(loads[a], a) < std::tie(loads[b], b); });
     if (part.tensor.end <= kSmallStoredBytes) writer = of_small[part.ranks].Take(part.tensor.end, writer);
     loads[writer] += part.tensor.end;
     headers[writer].tensors.push_back(std::move(part.tensor));
@@ -83,7 +82,7 @@ void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& he
 
 /// Orders the tensors as in a file, and sets where they begin.
 Status LayOut(ShardHeader& header) {
-  std::sort(header.tensors.begin(), header.tensors.end(), [](const ShardTensor& a, const ShardTensor& b) {
+  std::ranges::sort(header.tensors, [](const ShardTensor& a, const ShardTensor& b) {
     return StoredTensorKey{a.dtype, a.end, a.name} < StoredTensorKey{b.dtype, b.end, b.name};
   });
   std::uint64_t at = 0;
@@ -143,7 +142,7 @@ std::vector<bool> ForecastSave::ShardsFor(std::span<const ShardTensor> wanted, i
     const Box box = BoxOf(tensor.shape, tensor.part);
     if (box.empty()) {  // Any piece shows that the tensor exists: the rank's own shard's, or the first.
       const auto is_own = [own](const Piece& piece) { return static_cast<int>(piece.shard) == own; };
-      if (std::none_of(found->second.begin(), found->second.end(), is_own)) shards[found->second.front().shard] = true;
+      if (std::ranges::none_of(found->second, is_own)) shards[found->second.front().shard] = true;
     }
     for (const Piece& piece : found->second) {
       if (!Intersect(BoxOf(piece.tensor->shape, piece.tensor->part), box).empty()) shards[piece.shard] = true;
@@ -221,7 +220,7 @@ std::vector<std::uint64_t> BytesAcrossHosts(const Model& model, const Layout& fr
       for (const ShardTensor& tensor : TensorsOf(model, from, rank)) {
         std::vector<Box>& boxes = held[tensor.name];
         const Box box = BoxOf(tensor.shape, tensor.part);
-        if (std::find(boxes.begin(), boxes.end(), box) == boxes.end()) boxes.push_back(box);
+        if (std::ranges::find(boxes, box) == boxes.end()) boxes.push_back(box);
       }
     }
     std::uint64_t across = 0;

@@ -114,7 +114,7 @@ class Reader {
     const std::vector<std::string_view> found = Split(line);
     width_ = found.size();
     for (std::size_t i = 0; i < kColumns.size(); ++i) {
-      const auto at = std::find(found.begin(), found.end(), kColumns[i]);
+      const auto at = std::ranges::find(found, kColumns[i]);
       if (at == found.end()) {
         return Error(StatusCode::kInvalidArgument, "{}:1: expected a column {}, found \"{}\"", file_.name, kColumns[i],
                      line.substr(0, 80));
@@ -129,7 +129,7 @@ class Reader {
       return Error(StatusCode::kInvalidArgument, "{}:{}: expected {} fields, found {}", file_.name, line_, width_,
                    cells.size());
     }
-    const auto name = std::find(kNames.begin(), kNames.end(), cells[places_[kInstruction]]);
+    const auto name = std::ranges::find(kNames, cells[places_[kInstruction]]);
     if (name == kNames.end()) return Status::Ok();
     CAIRN_ASSIGN_OR_RETURN(const double start, Number<double>(cells, kStart));
     CAIRN_ASSIGN_OR_RETURN(const double end, Number<double>(cells, kEnd));

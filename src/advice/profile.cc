@@ -66,7 +66,7 @@ std::vector<Point> MeasuredPoints(const Profile& profile, Axis axis) {
   }
   // Without cores nothing runs.
   if (axis == Axis::kCores) points.push_back({0, 0});
-  std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.amount < b.amount; });
+  std::ranges::sort(points, [](const Point& a, const Point& b) { return a.amount < b.amount; });
   return points;
 }
 
@@ -126,7 +126,7 @@ std::optional<double> Middle(Axis axis, const Point& low, const Point& high, con
 
 /// Half of the lowest budget so far, until the job has lost half of its speed: less would only confirm it.
 std::optional<double> Halve(Axis axis, const std::vector<Point>& points, const ProfileLimits& limits) {
-  const auto lowest = std::find_if(points.begin(), points.end(), [](const Point& point) { return point.amount > 0; });
+  const auto lowest = std::ranges::find_if(points, [](const Point& point) { return point.amount > 0; });
   if (lowest->throughput <= points.back().throughput / 2) return std::nullopt;
   double half = lowest->amount / 2;
   if (axis == Axis::kMemory || half >= 1 || !limits.fractions) half = std::floor(half);
@@ -231,8 +231,8 @@ std::optional<Budget> NextBudget(const Profile& profile, const ProfileLimits& li
 }
 
 void AddSample(Profile& profile, ProfileSample sample) {
-  const auto before = std::find_if(profile.samples.begin(), profile.samples.end(),
-                                   [&sample](const ProfileSample& one) { return one.budget == sample.budget; });
+  const auto before = std::ranges::find_if(profile.samples,
+                                           [&sample](const ProfileSample& one) { return one.budget == sample.budget; });
   if (before == profile.samples.end()) {
     profile.samples.push_back(std::move(sample));
     return;

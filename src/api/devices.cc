@@ -10,10 +10,9 @@ namespace cairn {
 
 Result<Devices::Found> Devices::Get(DeviceId id) {
   MutexLock lock(mutex_);
-  const auto found =
-      std::find_if(devices_.begin(), devices_.end(), [id](const auto& device) { return device->id() == id; });
+  const auto found = std::ranges::find_if(devices_, [id](const auto& device) { return device->id() == id; });
   if (found != devices_.end()) {
-    if (std::find(ready_.begin(), ready_.end(), found->get()) != ready_.end()) return Found{.device = *found};
+    if (std::ranges::find(ready_, found->get()) != ready_.end()) return Found{.device = *found};
     return SetUp(*found);
   }
   if (id.kind != DeviceKind::kCuda) {
@@ -28,7 +27,7 @@ std::vector<std::shared_ptr<Device>> Devices::WithStreams() {
   MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Device>> all;
   for (const auto& device : devices_) {
-    const bool ready = std::find(ready_.begin(), ready_.end(), device.get()) != ready_.end();
+    const bool ready = std::ranges::find(ready_, device.get()) != ready_.end();
     if (ready && device->has_streams()) all.push_back(device);
   }
   return all;

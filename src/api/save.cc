@@ -159,7 +159,7 @@ Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const Tensor
   // That it holds empty tensors alone is no mistake of the caller.
   const auto holds = [&](DeviceId device) {
     const std::vector<DeviceId>& of_table = table.devices();
-    if (std::find(of_table.begin(), of_table.end(), device) != of_table.end()) return true;
+    if (std::ranges::find(of_table, device) != of_table.end()) return true;
     for (std::size_t i = 0; i < table.size(); ++i) {
       if (table[i].device == device) return true;
     }
@@ -167,7 +167,7 @@ Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const Tensor
   };
   std::vector<DeviceId> used = written.devices();
   const auto use = [&](DeviceId device) {
-    if (std::find(used.begin(), used.end(), device) == used.end()) used.push_back(device);
+    if (std::ranges::find(used, device) == used.end()) used.push_back(device);
   };
   if (written.waits_for_streams()) {
     for (const auto& gpu : devices->WithStreams()) use(gpu->id());

@@ -30,10 +30,10 @@ std::string HumanBytes(std::uint64_t bytes) {
 }
 
 bool IsShown(std::string_view text) {
-  if (std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; })) return true;
+  if (std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; })) return true;
   // fmt escapes these two, and what a terminal does not show.
   const auto escaped =
-      static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return c == '"' || c == '\\'; }));
+      static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return c == '"' || c == '\\'; }));
   return fmt::formatted_size("{:?}", text) == text.size() + escaped + 2;
 }
 

@@ -91,7 +91,7 @@ class Finder {
 
  private:
   static void SortByBegin(std::vector<Extent>& extents) {
-    std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    std::ranges::sort(extents, [](const Extent& a, const Extent& b) {
       return std::pair(a.begin, a.tensor) < std::pair(b.begin, b.tensor);
     });
   }
@@ -121,8 +121,7 @@ class Finder {
     for (const Extent& extent : extents) {
       const StridedLayout& layout = tensors_[extent.tensor];
       std::vector<Dimension>& dimensions = outer.emplace_back(layout.outer);
-      std::sort(dimensions.begin(), dimensions.end(),
-                [](const Dimension& a, const Dimension& b) { return a.stride > b.stride; });
+      std::ranges::sort(dimensions, [](const Dimension& a, const Dimension& b) { return a.stride > b.stride; });
       rows.push_back({extent.begin, static_cast<std::int64_t>(layout.row_bytes), dimensions});
       if (dimensions.empty()) continue;
       if (period == 0) period = dimensions.front().stride;

@@ -36,7 +36,7 @@ std::size_t DTypeSize(DType dtype) { return kDTypeSizes.at(static_cast<std::size
 std::string_view DTypeName(DType dtype) { return kDTypeNames.at(static_cast<std::size_t>(dtype)); }
 
 std::optional<DType> DTypeFromName(std::string_view name) {
-  const auto* const found = std::find(kDTypeNames.begin(), kDTypeNames.end(), name);
+  const auto* const found = std::ranges::find(kDTypeNames, name);
   if (found == kDTypeNames.end()) return std::nullopt;
   return static_cast<DType>(found - kDTypeNames.begin());
 }

@@ -26,7 +26,7 @@ bool HasSharedElements(const std::vector<std::int64_t>& shape, const std::vector
   for (std::size_t d = 0; d < strides.size(); ++d) {
     if (shape[d] > 1) dimensions.emplace_back(strides[d], shape[d]);
   }
-  std::sort(dimensions.begin(), dimensions.end());
+  std::ranges::sort(dimensions);
   std::int64_t reach = 0;  // Highest element offset of the dimensions so far.
   for (const auto& [stride, size] : dimensions) {
     if (stride <= reach) return true;
@@ -160,7 +160,7 @@ void TensorTable::Append(TensorEntry entry) {
   if (!entry.is_alias() && entry.bytes() != 0) {
     by_address_.emplace(entry.layout.base, id);
     bytes_ += entry.bytes();
-    if (std::find(devices_.begin(), devices_.end(), entry.device) == devices_.end()) devices_.push_back(entry.device);
+    if (std::ranges::find(devices_, entry.device) == devices_.end()) devices_.push_back(entry.device);
     if (entry.device.kind == DeviceKind::kCpu) cpu_bytes_ += entry.bytes();
     waits_for_streams_ = waits_for_streams_ || entry.written_by_streams;
     if (entry.device.kind == DeviceKind::kCpu && !entry.written_by_streams && entry.bytes() <= kSmallTensorBytes &&
@@ -209,7 +209,7 @@ const std::vector<std::uint32_t>& TensorTable::StoreOrder() const {
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
     if (!entries_[i].is_alias()) order_.push_back(i);
   }
-  std::sort(order_.begin(), order_.end(), [this](std::uint32_t a, std::uint32_t b) {
+  std::ranges::sort(order_, [this](std::uint32_t a, std::uint32_t b) {
     const TensorEntry& x = entries_[a];
     const TensorEntry& y = entries_[b];
     return StoredTensorKey{x.dtype, x.bytes(), x.name} < StoredTensorKey{y.dtype, y.bytes(), y.name};

@@ -59,8 +59,7 @@ void Capture::AskForArrival() {
 
 bool Capture::KeepsBack() const {
   if (!context_.pauses->used() || task_.fence_waits()) return false;
-  return std::any_of(batches_.begin(), batches_.end(),
-                     [](const auto& entry) { return bool(entry.second.chunk.buffer); });
+  return std::ranges::any_of(batches_, [](const auto& entry) { return bool(entry.second.chunk.buffer); });
 }
 
 bool Capture::PlanStaging() {
@@ -99,9 +98,8 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
       copies.sums = &sums_[begin / kChecksumBlock];
       if (looks()) copies.worst = &worst_;
     }
-    const bool reads = id_of_device.kind == DeviceKind::kCpu
-                           ? task_.snapshot().reads_cpu()
-                           : std::find(staged.begin(), staged.end(), id_of_device) == staged.end();
+    const bool reads = id_of_device.kind == DeviceKind::kCpu ? task_.snapshot().reads_cpu()
+                                                             : std::ranges::find(staged, id_of_device) == staged.end();
     read_by_host_ = read_by_host_ || reads;
     Plan(id, device, reads, std::move(copies));
   }
@@ -206,8 +204,7 @@ void Capture::OnCopied(std::uint64_t id, std::size_t copy, Status status) {
   --copies_in_flight_;
   reads_left_ -= batch.copies[copy].reads ? 1 : 0;
   if (!status.ok() && batch.status.ok()) batch.status = std::move(status);
-  const bool whole = std::all_of(batch.copies.begin(), batch.copies.end(),
-                                 [](const Copy& one) { return one.state == CopyState::kDone; });
+  const bool whole = std::ranges::all_of(batch.copies, [](const Copy& one) { return one.state == CopyState::kDone; });
   if (whole) OnBatchCopied(id);
 }
 
@@ -311,8 +308,7 @@ void Capture::Stop() {
   planned_.clear();
   // No callback will come for a batch without copies in flight, such as a failed launch.
   std::erase_if(batches_, [](const auto& entry) {
-    return std::all_of(entry.second.copies.begin(), entry.second.copies.end(),
-                       [](const Copy& one) { return one.state == CopyState::kDone; });
+    return std::ranges::all_of(entry.second.copies, [](const Copy& one) { return one.state == CopyState::kDone; });
   });
 }
 

@@ -167,7 +167,7 @@ class Coordinator final : public Coordination {
   }
 
   [[nodiscard]] Status Missing() const {
-    const bool heard = std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard.has_value(); });
+    const bool heard = std::ranges::all_of(shards_, [](const auto& shard) { return shard.has_value(); });
     if (const Status late = checks_->Late(); heard && !late.ok()) {
       return Error(late.code(), "step {}: {}", plan_.step, late.message());
     }
@@ -197,8 +197,7 @@ class Coordinator final : public Coordination {
 
   void CommitIfPrepared() {
     if (stage_ != Stage::kPrepared) return;
-    const bool all =
-        std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard && shard->checked; });
+    const bool all = std::ranges::all_of(shards_, [](const auto& shard) { return shard && shard->checked; });
     if (!all || !stage_.MoveTo(Stage::kCommitting)) return;
     wakes_at_ = Deadline::Infinite();
     PreparedShards prepared;

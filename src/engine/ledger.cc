@@ -93,8 +93,7 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
   std::map<std::uint64_t, Unknown> still;
   bool known = true;
   for (auto& [step, unknown] : unknown_) {
-    const auto one =
-        std::find_if(found.begin(), found.end(), [wanted = step](const auto& info) { return info.step == wanted; });
+    const auto one = std::ranges::find_if(found, [wanted = step](const auto& info) { return info.step == wanted; });
     if (unknown.listing && one == found.end()) continue;
     if (!unknown.listing || !one->status.ok()) {
       known = false;
@@ -136,7 +135,7 @@ std::vector<const CheckpointInfo*> Ledger::InOrder() const {
   for (const auto& [step, one] : committed_) {
     if (!retiring_.contains(step)) list.push_back(&one);
   }
-  std::sort(list.begin(), list.end(), [](const CheckpointInfo* a, const CheckpointInfo* b) {
+  std::ranges::sort(list, [](const CheckpointInfo* a, const CheckpointInfo* b) {
     return std::pair(a->generation, a->step) < std::pair(b->generation, b->step);
   });
   return list;

@@ -31,7 +31,7 @@ void Pairing::CallGivenUp(std::uint64_t step, const Status& why) {
 }
 
 void Pairing::GiveUp(std::uint64_t call, const Status& why) {
-  const auto it = std::find_if(calls_.begin(), calls_.end(), [&](const Called& one) { return one.id == call; });
+  const auto it = std::ranges::find_if(calls_, [&](const Called& one) { return one.id == call; });
   if (it == calls_.end() || it->ended) return;
   it->ended = it->given_up = true;
   it->why = why;
@@ -51,8 +51,7 @@ void Pairing::Attempt(std::uint64_t number, AttemptProposal attempt) {
 }
 
 void Pairing::Outcome(std::uint64_t number, const Status& outcome) {
-  const auto it =
-      std::find_if(attempts_.begin(), attempts_.end(), [&](const Attempted& one) { return one.number == number; });
+  const auto it = std::ranges::find_if(attempts_, [&](const Attempted& one) { return one.number == number; });
   if (it == attempts_.end()) return;
   it->why = outcome;
   if (outcome.detail() != StatusDetail::kStepsDiffer) return;
@@ -88,8 +87,8 @@ void Pairing::EndOverdue(TimePoint now) {
 
 bool Pairing::SettlePair(TimePoint now) {
   for (std::size_t a = 0; a < attempts_.size(); ++a) {
-    const auto call = std::find_if(calls_.begin(), calls_.end(),
-                                   [&](const Called& one) { return one.step == attempts_[a].proposal.step; });
+    const auto call =
+        std::ranges::find_if(calls_, [&](const Called& one) { return one.step == attempts_[a].proposal.step; });
     if (call == calls_.end()) continue;
     PassOver(a, static_cast<std::size_t>(call - calls_.begin()));
     Attempted& attempt = attempts_.front();
@@ -138,8 +137,8 @@ void Pairing::PassOver(std::size_t attempts, std::size_t calls) {
 }
 
 bool Pairing::SettleDifferent() {
-  const auto attempt = std::find_if(attempts_.begin(), attempts_.end(), [](const auto& one) { return !one.answered; });
-  const auto live = std::find_if(calls_.begin(), calls_.end(), [](const auto& one) { return !one.ended; });
+  const auto attempt = std::ranges::find_if(attempts_, [](const auto& one) { return !one.answered; });
+  const auto live = std::ranges::find_if(calls_, [](const auto& one) { return !one.ended; });
   if (attempt == attempts_.end() || live == calls_.end()) return false;
   if (!attempt->why.ok()) {  // Its own call has ended before, and was not made again.
     Refuse(*attempt, attempt->why);

@@ -80,7 +80,7 @@ Result<std::vector<TiedTensors>> FindReplicated(const TensorTable& table, const 
   std::vector<TiedTensors> sorted;
   sorted.reserve(all.size());
   for (auto& [holder, tied] : all) sorted.push_back(std::move(tied));
-  std::sort(sorted.begin(), sorted.end(), [](const TiedTensors& a, const TiedTensors& b) { return a.name < b.name; });
+  std::ranges::sort(sorted, [](const TiedTensors& a, const TiedTensors& b) { return a.name < b.name; });
   return sorted;
 }
 

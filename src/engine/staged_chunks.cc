@@ -12,8 +12,7 @@ constexpr std::size_t kMostChunks = 32;
 }  // namespace
 
 StagingArea* StagedChunks::AreaOf(DeviceId id) const {
-  const auto found =
-      std::find_if(areas_.begin(), areas_.end(), [id](const StagingArea& area) { return area.device()->id() == id; });
+  const auto found = std::ranges::find_if(areas_, [id](const StagingArea& area) { return area.device()->id() == id; });
   return found == areas_.end() ? nullptr : &*found;
 }
 
@@ -44,10 +43,10 @@ bool StagedChunks::Stage(StagingArea& area, std::uint64_t begin, std::uint64_t e
   std::byte* const base = area.base();  // Replaced piece by piece.
   std::vector<Snapshot::Piece> pieces = snapshot_.Pieces(begin, end, base);
   const auto is_here = [&](const Snapshot::Piece& piece) { return piece.device == area.device()->id(); };
-  const bool is_read_directly = std::any_of(pieces.begin(), pieces.end(), [&](const Snapshot::Piece& piece) {
+  const bool is_read_directly = std::ranges::any_of(pieces, [&](const Snapshot::Piece& piece) {
     return AreaOf(piece.device) == nullptr && (piece.device.kind != DeviceKind::kCpu || snapshot_.reads_cpu());
   });
-  const bool stages = std::any_of(pieces.begin(), pieces.end(), is_here);
+  const bool stages = std::ranges::any_of(pieces, is_here);
   if (stages && area.full()) return false;
   Chunk& chunk = chunks_[begin];
   if (is_read_directly && !std::exchange(chunk.partly, true)) ++partly_staged_;
@@ -72,7 +71,7 @@ bool StagedChunks::Stage(StagingArea& area, std::uint64_t begin, std::uint64_t e
 bool StagedChunks::StagedFrom(std::uint64_t from) const {
   if (from == snapshot_.bytes()) return true;
   if (areas_.empty() || partly_staged_ != 0) return false;
-  return std::all_of(areas_.begin(), areas_.end(), [&](const StagingArea& area) {
+  return std::ranges::all_of(areas_, [&](const StagingArea& area) {
     const auto progress = progress_.find(&area);
     return progress != progress_.end() && progress->second.staged_to == snapshot_.bytes();
   });
@@ -85,8 +84,7 @@ void StagedChunks::Arrived(const Run& run) {
 bool StagedChunks::Arriving(std::uint64_t begin) const {
   const auto found = chunks_.find(begin);
   if (found == chunks_.end()) return false;
-  return std::any_of(found->second.slots.begin(), found->second.slots.end(),
-                     [](const auto& slot) { return !slot.second.arrived; });
+  return std::ranges::any_of(found->second.slots, [](const auto& slot) { return !slot.second.arrived; });
 }
 
 std::vector<DeviceId> StagedChunks::Redirect(std::uint64_t begin, std::vector<Snapshot::Piece>& pieces) {

@@ -51,7 +51,7 @@ std::optional<std::uint64_t> ParseDecimal(std::string_view text) {
 }
 
 bool IsAttemptId(std::string_view text) {
-  return !text.empty() && text.size() <= 64 && std::all_of(text.begin(), text.end(), [](char c) {
+  return !text.empty() && text.size() <= 64 && std::ranges::all_of(text, [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_';
   });
 }

@@ -46,13 +46,13 @@ class NamePieces {
     if (sequences_.size() > 1) {
       // They are ordered by shard, which for the rows of a grid is not the order by position.
       std::vector<Piece> by_shard = pieces_;
-      std::stable_sort(pieces_.begin(), pieces_.end(), [this](const Piece& a, const Piece& b) { return Before(a, b); });
+      std::ranges::stable_sort(pieces_, [this](const Piece& a, const Piece& b) { return Before(a, b); });
       if (std::vector<Sequence> by_position = SplitIntoSequences(); by_position.size() <= sequences_.size()) {
         sequences_ = std::move(by_position);
       } else {
         pieces_ = std::move(by_shard);
       }
-      std::stable_sort(sequences_.begin(), sequences_.end(), [this](const Sequence& a, const Sequence& b) {
+      std::ranges::stable_sort(sequences_, [this](const Sequence& a, const Sequence& b) {
         return Before(pieces_[a.first], pieces_[b.first]);
       });
     }

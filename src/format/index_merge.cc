@@ -49,7 +49,7 @@ std::vector<RunPiece> PiecesOf(const ShardHeader& header) {
 
 std::string EncodeIndexRun(const ShardHeader& header) {
   std::vector<RunPiece> pieces = PiecesOf(header);
-  std::sort(pieces.begin(), pieces.end(), [](const RunPiece& a, const RunPiece& b) { return Precedes(a, b); });
+  std::ranges::sort(pieces, [](const RunPiece& a, const RunPiece& b) { return Precedes(a, b); });
   std::string run(1, kRunVersion);
   const RunPiece* before = nullptr;
   for (const RunPiece& piece : pieces) {

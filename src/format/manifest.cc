@@ -29,7 +29,7 @@ std::uint32_t Digest(std::string_view text) { return Crc32c(std::as_bytes(std::s
 
 bool IsPlainFileName(std::string_view name) {
   return !name.empty() && name.size() <= 255 && name[0] != '.' && name != kManifestName &&
-         std::none_of(name.begin(), name.end(), [](char c) { return c == '/' || IsControl(c); });
+         std::ranges::none_of(name, [](char c) { return c == '/' || IsControl(c); });
 }
 
 class ManifestReader final : public JsonEvents {
@@ -253,13 +253,12 @@ bool ManifestReader::OnScalar(const JsonScalar& value) {
 bool ManifestReader::OnKey(std::string_view key) {
   Level& level = levels_.back();
   if (level.at != At::kSkipped) key_ = key;
-  if (std::find(level.keys.begin(), level.keys.end(), key) != level.keys.end()) {
+  if (std::ranges::find(level.keys, key) != level.keys.end()) {
     return Fail("{}: expected once, found twice", Quoted(Place(key)));
   }
   if (level.keys.size() == kMaxMembers) return Fail("expected objects of at most {} members, found more", kMaxMembers);
   level.keys.emplace_back(key);
-  const auto* known =
-      std::find_if(kKnown.begin(), kKnown.end(), [&](const Known& k) { return k.at == level.at && k.name == key; });
+  const auto* known = std::ranges::find_if(kKnown, [&](const Known& k) { return k.at == level.at && k.name == key; });
   field_ = known == kKnown.end() ? Field::kUnknown : known->field;
   return true;
 }
@@ -300,7 +299,7 @@ bool ManifestReader::OnClose() {
   for (const Known& known : kKnown) {
     if (known.at == At::kIndex || known.field == Field::kIndex) continue;
     if (known.field == Field::kNonFinite) continue;
-    if (known.at == level.at && std::find(level.keys.begin(), level.keys.end(), known.name) == level.keys.end()) {
+    if (known.at == level.at && std::ranges::find(level.keys, known.name) == level.keys.end()) {
       return Fail("{}: missing", Place(known.name));
     }
   }
@@ -316,7 +315,7 @@ Status CheckShards(const std::vector<ManifestShard>& shards, std::uint64_t world
   std::vector<std::string_view> names;
   names.reserve(shards.size());
   for (const ManifestShard& shard : shards) names.push_back(shard.file);
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   const auto duplicate = std::adjacent_find(names.begin(), names.end());
   if (duplicate == names.end()) return Status::Ok();
   return Error(StatusCode::kCorrupt, "{}: shards: expected each file once, found {} twice", file, Quoted(*duplicate));
@@ -325,8 +324,7 @@ Status CheckShards(const std::vector<ManifestShard>& shards, std::uint64_t world
 // An invalid index does not make the checkpoint invalid.
 bool IsSound(const ManifestIndex& index, const std::vector<ManifestShard>& shards) {
   return index.length <= kMaxIndexBytes && index.head <= std::min(index.length, kMaxIndexHeadBytes) &&
-         std::none_of(shards.begin(), shards.end(),
-                      [&](const ManifestShard& shard) { return shard.file == index.file; });
+         std::ranges::none_of(shards, [&](const ManifestShard& shard) { return shard.file == index.file; });
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ NameIndex::NameIndex(const std::vector<ShardTensor>& tensors) : tensors_(tensors
   entries_.reserve(tensors.size());
   const std::hash<std::string_view> hash;
   for (std::size_t i = 0; i < tensors.size(); ++i) entries_.emplace_back(hash(tensors[i].name), i);
-  std::sort(entries_.begin(), entries_.end(), [&tensors](const auto& a, const auto& b) {
+  std::ranges::sort(entries_, [&tensors](const auto& a, const auto& b) {
     return a.first != b.first ? a.first < b.first : tensors[a.second].name < tensors[b.second].name;
   });
   const auto equal = std::adjacent_find(entries_.begin(), entries_.end(), [&tensors](const auto& a, const auto& b) {

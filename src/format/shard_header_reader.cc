@@ -113,7 +113,7 @@ Status PlaceTensors(std::vector<ShardTensor>& tensors, std::uint64_t data_bytes,
   const auto before = [](const ShardTensor& a, const ShardTensor& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
   };
-  if (!std::is_sorted(tensors.begin(), tensors.end(), before)) std::stable_sort(tensors.begin(), tensors.end(), before);
+  if (!std::ranges::is_sorted(tensors, before)) std::ranges::stable_sort(tensors, before);
   std::uint64_t end = 0;
   for (const ShardTensor& tensor : tensors) {
     if (tensor.begin != end) {

@@ -252,7 +252,7 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
   if (writer.block_ == nullptr) {
     return Error(StatusCode::kResourceExhausted, "no memory for a header of {} bytes", out.size());
   }
-  std::copy(out.begin(), out.end(), writer.block_.get());
+  std::ranges::copy(out, writer.block_.get());
   const auto [before, table, after] = writer.Split();
   writer.digest_before_ = Crc32c(before);
   writer.digest_after_ = Crc32c(after);
@@ -269,7 +269,7 @@ void ShardHeaderWriter::SetSums(std::span<const std::uint32_t> sums) {
   std::string digits;
   digits.reserve(sum_count_ * kSumDigits);
   for (const std::uint32_t sum : sums.first(std::min(sums.size(), sum_count_))) AppendHex32(digits, sum);
-  std::copy(digits.begin(), digits.end(), block_.get() + sums_at_);
+  std::ranges::copy(digits, block_.get() + sums_at_);
 }
 
 std::uint32_t ShardHeaderWriter::digest() const {

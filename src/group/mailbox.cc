@@ -159,8 +159,7 @@ void Mailbox::KeepEarly(const std::string& key, int from, std::string message) {
     early_keys_.emplace(it->second.arrival, key);
   }
   auto& messages = it->second.messages;
-  const auto before =
-      std::find_if(messages.begin(), messages.end(), [&](const auto& one) { return one.first == from; });
+  const auto before = std::ranges::find_if(messages, [&](const auto& one) { return one.first == from; });
   if (before != messages.end()) {
     before->second = std::move(message);
     return;

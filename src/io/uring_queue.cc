@@ -158,8 +158,7 @@ Status UringQueue::Start(int depth, const UringLimits& limits) {
   bool any = false;
   for (const IoOp op : kAllOps) {
     const bool missing =
-        !ring_->Has(Opcode(op)) ||
-        std::find(limits.without_opcodes.begin(), limits.without_opcodes.end(), op) != limits.without_opcodes.end();
+        !ring_->Has(Opcode(op)) || std::ranges::find(limits.without_opcodes, op) != limits.without_opcodes.end();
     on_thread_.at(static_cast<std::size_t>(op)) = missing;
     any = any || missing;
   }

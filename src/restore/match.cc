@@ -115,7 +115,7 @@ class LogicalTensors {
     if (index_.empty()) {
       index_ = names_;
       for (Candidate& c : index_) c.name = LogicalName(c.name, c.tensor->part);
-      std::stable_sort(index_.begin(), index_.end(), ComesBefore);
+      std::ranges::stable_sort(index_, ComesBefore);
     }
     const auto [it, fresh] = logical_.try_emplace(name);
     if (fresh) {
@@ -162,7 +162,7 @@ class Matcher {
     const TensorEntry& entry = table_[i];
     const std::span<const Candidate> named = named_[i];
     const auto same_part =
-        std::find_if(named.begin(), named.end(), [&](const Candidate& c) { return c.tensor->part == entry.part; });
+        std::ranges::find_if(named, [&](const Candidate& c) { return c.tensor->part == entry.part; });
     if (same_part != named.end()) {
       const ShardTensor& tensor = *same_part->tensor;
       if (tensor.dtype == entry.dtype && tensor.shape == entry.shape) return Take(i, *same_part);

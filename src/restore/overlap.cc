@@ -37,7 +37,7 @@ std::vector<Begin> SortedBegins(std::span<const SavedPiece> pieces, const Ids& i
   for (const std::uint32_t i : ids) {
     begins.emplace_back(pieces[i].box.begin[d], static_cast<std::uint32_t>(begins.size()));
   }
-  std::sort(begins.begin(), begins.end());
+  std::ranges::sort(begins);
   return begins;
 }
 
@@ -85,8 +85,9 @@ class Search {
     std::nth_element(begins.begin(), middle, begins.end());
     for (const Interval half : {Interval{range.begin, *middle}, Interval{*middle, range.end}}) {
       Ids there;
-      std::copy_if(inner.begin(), inner.end(), std::back_inserter(there),
-                   [&](std::uint32_t i) { return intervals[i].begin >= half.begin && intervals[i].begin < half.end; });
+      std::ranges::copy_if(inner, std::back_inserter(there), [&](std::uint32_t i) {
+        return intervals[i].begin >= half.begin && intervals[i].begin < half.end;
+      });
       if (auto found = Find(within, there, half, d)) return found;
     }
     return {};
@@ -186,7 +187,7 @@ class Finder {
     }
     if (cut.empty()) return Pair(ids[0], ids[1]);
     // The search begins with the last: it has the fewest overlaps and leaves the least for the others.
-    std::sort(cut.begin(), cut.end(), [](const Dimension& a, const Dimension& b) { return a.overlaps > b.overlaps; });
+    std::ranges::sort(cut, [](const Dimension& a, const Dimension& b) { return a.overlaps > b.overlaps; });
     const Ids numbered = std::move(cut[0].order);
     std::vector<std::vector<Interval>> dimensions(cut.size());
     for (std::size_t d = 0; d < cut.size(); ++d) {

@@ -36,8 +36,8 @@ void SortByBegin(std::vector<PlannedCopy>& copies) {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> order;
   order.reserve(copies.size());
   for (const PlannedCopy& copy : copies) order.emplace_back(copy.begin, static_cast<std::uint32_t>(order.size()));
-  if (std::is_sorted(order.begin(), order.end())) return;
-  std::sort(order.begin(), order.end());
+  if (std::ranges::is_sorted(order)) return;
+  std::ranges::sort(order);
   std::vector<PlannedCopy> sorted;
   sorted.reserve(copies.size());
   for (const auto& [begin, copy] : order) sorted.push_back(copies[copy]);

@@ -90,7 +90,7 @@ void UseKeptHeader(const RestoreParts& parts, OpenedCheckpoint& opened) {
   std::unique_ptr<ShardFile> kept = parts.kept->Take();
   if (kept == nullptr) return;
   const auto same = [&kept](const ShardFile& file) { return file.name == kept->name; };
-  const auto found = std::find_if(opened.files.begin(), opened.files.end(), same);
+  const auto found = std::ranges::find_if(opened.files, same);
   if (found != opened.files.end()) found->before = std::move(kept);
 }
 

@@ -22,7 +22,7 @@ std::size_t CountCuts(const std::vector<SavedPiece>& pieces, std::size_t d) {
   std::vector<std::int64_t> begins;
   begins.reserve(pieces.size());
   for (const SavedPiece& piece : pieces) begins.push_back(piece.box.begin[d]);
-  std::sort(begins.begin(), begins.end());
+  std::ranges::sort(begins);
   return static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
 }
 
@@ -92,7 +92,7 @@ SharedRows FindSharedRows(const Box& from, const Box& to) {
 PieceSet::PieceSet(std::vector<SavedPiece> pieces) : pieces_(std::move(pieces)) {
   std::erase_if(pieces_, [](const SavedPiece& piece) { return piece.box.empty(); });
   if (pieces_.empty()) return;
-  std::stable_sort(pieces_.begin(), pieces_.end(), [](const SavedPiece& a, const SavedPiece& b) {
+  std::ranges::stable_sort(pieces_, [](const SavedPiece& a, const SavedPiece& b) {
     return std::tie(a.box.begin, a.box.end) < std::tie(b.box.begin, b.box.end);
   });
   pieces_.erase(std::unique(pieces_.begin(), pieces_.end(),
@@ -106,9 +106,8 @@ PieceSet::PieceSet(std::vector<SavedPiece> pieces) : pieces_(std::move(pieces)) 
     const std::size_t cuts = CountCuts(pieces_, d);
     if (cuts > most) std::tie(most, along_) = std::pair(cuts, d);
   }
-  std::stable_sort(pieces_.begin(), pieces_.end(), [this](const SavedPiece& a, const SavedPiece& b) {
-    return a.box.begin[along_] < b.box.begin[along_];
-  });
+  std::ranges::stable_sort(
+      pieces_, [this](const SavedPiece& a, const SavedPiece& b) { return a.box.begin[along_] < b.box.begin[along_]; });
   for (const SavedPiece& piece : pieces_) {
     const std::int64_t end = piece.box.end[along_];
     reach_.push_back(reach_.empty() ? end : std::max(reach_.back(), end));

@@ -31,7 +31,7 @@ void MarkSharedMemory(std::vector<std::vector<PlannedCopy>>& copies) {
       extents.push_back({copy.device, begin, end, copy.target});
     }
   }
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+  std::ranges::sort(extents, [](const Extent& a, const Extent& b) {
     return std::tie(a.device, a.begin, a.target) < std::tie(b.device, b.begin, b.target);
   });
   // Copies of one target may be in several shards.

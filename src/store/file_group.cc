@@ -162,7 +162,7 @@ class GroupFiles {
   }
   [[nodiscard]] std::string PathOf(const std::string& key) const {
     std::string name = key.substr(key.starts_with(keys_) ? keys_.size() : kAnyGroup.size());
-    std::replace(name.begin(), name.end(), '/', '-');
+    std::ranges::replace(name, '/', '-');
     return run_ + "/" + name;
   }
 

@@ -228,7 +228,7 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   }
   std::vector<StoredCheckpoint> list;
   for (auto& [step, checkpoint] : found) list.push_back(std::move(checkpoint));
-  std::sort(list.begin(), list.end(), Older);
+  std::ranges::sort(list, Older);
   return list;
 }
 
@@ -270,7 +270,7 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, cons
 
 std::string DescribeSteps(std::vector<std::uint64_t> steps) {
   constexpr std::size_t kNamed = 10;
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   if (steps.size() <= kNamed) return fmt::format("{}", fmt::join(steps, ", "));
   return fmt::format("{} steps from {} to {}", steps.size(), steps.front(), steps.back());
 }
@@ -291,7 +291,7 @@ Status NoSuchStep(const PathAt& root, std::uint64_t step) {
 std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> list, std::uint64_t keep_last,
                                          std::uint64_t keep_every) {
   std::vector<const CheckpointInfo*> verified;
-  std::copy_if(list.begin(), list.end(), std::back_inserter(verified), [](const auto* c) { return c->status.ok(); });
+  std::ranges::copy_if(list, std::back_inserter(verified), [](const auto* c) { return c->status.ok(); });
   std::vector<std::uint64_t> retired;
   if (keep_last == 0 || verified.size() <= keep_last) return retired;
   // Reversed, so that it is the newest of several.

@@ -44,7 +44,7 @@ Result<std::vector<FolderEntry>> List(const PathAt& path, int flags) {
     entries.push_back({std::move(name), directory});
   }
   if (errno != 0) return ErrnoStatus(errno, "listing " + folder);
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  std::ranges::sort(entries, [](const auto& a, const auto& b) { return a.name < b.name; });
   return entries;
 }
 

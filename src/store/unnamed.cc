@@ -25,7 +25,7 @@ bool GivenUp(const PathAt& folder) {
 
 std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root, const std::vector<FolderEntry>& entries) {
   const auto named = [&entries](const std::string& name) {
-    return std::any_of(entries.begin(), entries.end(), [&](const FolderEntry& entry) { return entry.name == name; });
+    return std::ranges::any_of(entries, [&](const FolderEntry& entry) { return entry.name == name; });
   };
   std::optional<CheckpointInfo> newest;
   for (const FolderEntry& entry : entries) {
@@ -40,9 +40,8 @@ std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root, const std::
   if (!newest) return std::nullopt;
   const Result<std::vector<CheckpointInfo>> list = ListInfos(root);
   if (!list.ok()) return std::nullopt;
-  const bool older = std::any_of(list->begin(), list->end(), [&newest](const CheckpointInfo& one) {
-    return one.status.ok() && Age(*newest) < Age(one);
-  });
+  const bool older = std::ranges::any_of(
+      *list, [&newest](const CheckpointInfo& one) { return one.status.ok() && Age(*newest) < Age(one); });
   if (older) return std::nullopt;
   UnnamedAttempt found{.folder = RetiredName(newest->attempt), .step = newest->step, .bytes = newest->bytes};
   for (const CheckpointInfo& one : *list) {

@@ -58,8 +58,8 @@ struct Side {
   std::vector<TensorPlace> unmatched{};
 
   void Sort() {
-    std::sort(names.begin(), names.end());
-    std::sort(unmatched.begin(), unmatched.end());
+    std::ranges::sort(names);
+    std::ranges::sort(unmatched);
   }
   /// Whether several files have that name, such as each rank's RNG state. Call it after Sort.
   [[nodiscard]] bool HasSeveral(std::string_view name) const {
@@ -101,7 +101,7 @@ class Comparison {
     for (const TensorPlace& one : b_.unmatched) out_.only_in_b.push_back(Label(b_, one));
     for (std::vector<Difference>* list : {&out_.types, &out_.bytes}) {
       for (Difference& one : *list) one.name = Label(one.name, one.a.file);
-      std::sort(list->begin(), list->end(), [](const Difference& x, const Difference& y) { return x.name < y.name; });
+      std::ranges::sort(*list, [](const Difference& x, const Difference& y) { return x.name < y.name; });
     }
     return std::move(out_);
   }
@@ -171,7 +171,7 @@ class Comparison {
     for (const auto& [in_a, in_b] : moved) names.insert(in_b.name);
     std::erase_if(b_.unmatched, [&names](const TensorPlace& one) { return names.contains(one.name); });
     // A few of a's files at a time.
-    std::sort(moved.begin(), moved.end(), [](const auto& x, const auto& y) { return x.first.file < y.first.file; });
+    std::ranges::sort(moved, [](const auto& x, const auto& y) { return x.first.file < y.first.file; });
     for (auto first = moved.begin(); first != moved.end();) {
       const std::uint32_t end = first->first.file + kHeaderReads;
       const auto last = std::find_if(first, moved.end(), [end](const auto& one) { return one.first.file >= end; });

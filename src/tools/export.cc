@@ -41,7 +41,7 @@ Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource
     }
   }
   CAIRN_RETURN_IF_ERROR(filter.CheckUsed(options.path));
-  std::sort(wanted.begin(), wanted.end());
+  std::ranges::sort(wanted);
   return wanted;
 }
 
@@ -56,7 +56,7 @@ Result<std::vector<const StoredTensor*>> Select(const Reading& reading, TensorSo
   CAIRN_RETURN_IF_ERROR(CheckNamesInFile(named));
   CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
   CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, wanted));
-  std::sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {
+  std::ranges::sort(wanted, [](const StoredTensor* a, const StoredTensor* b) {
     return ComesFirst(a->info.dtype, a->info.name, b->info.dtype, b->info.name);
   });
   return wanted;

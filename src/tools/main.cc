@@ -321,7 +321,7 @@ void AddRemoveAndPin(CLI::App& app, Action& chosen) {
 /// Without "--", options of the command would be taken for those of `cairn profile`.
 bool LacksDashes(int argc, char** argv) {
   const std::vector<std::string_view> words(argv, argv + argc);
-  return words.size() > 2 && words[1] == "profile" && std::find(words.begin(), words.end(), "--") == words.end();
+  return words.size() > 2 && words[1] == "profile" && std::ranges::find(words, "--") == words.end();
 }
 
 int Run(int argc, char** argv) {

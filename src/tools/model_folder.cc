@@ -54,7 +54,7 @@ struct SideFiles {
   bool ties_embeddings = false;
 
   [[nodiscard]] bool HasTokenizer() const {
-    return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return std::ranges::any_of(names, [](const std::string& name) {
       return name.starts_with("tokenizer") || name.starts_with("vocab") || name.ends_with(".model");
     });
   }
@@ -65,8 +65,8 @@ bool IsSideFile(const std::filesystem::path& path) {
                                                      ".tiktoken", ".py",    ".spm", ".codes"};
   constexpr std::array<std::string_view, 2> kOthers{"manifest.json", "trainer_state.json"};
   const std::string name = path.filename().string();
-  return std::find(kEndings.begin(), kEndings.end(), path.extension().string()) != kEndings.end() &&
-         std::find(kOthers.begin(), kOthers.end(), name) == kOthers.end() && !name.ends_with(".index.json");
+  return std::ranges::find(kEndings, path.extension().string()) != kEndings.end() &&
+         std::ranges::find(kOthers, name) == kOthers.end() && !name.ends_with(".index.json");
 }
 
 /// Python's json writes NaN and Infinity, which JSON has not: null instead, outside of strings.
@@ -98,8 +98,8 @@ Result<SideFiles> FindSideFiles(const std::string& folder, const ExportOptions& 
     if (IsSideFile(at->path()) && at->is_regular_file(unknown)) files.names.push_back(at->path().filename().string());
   }
   if (error) return ErrnoStatus(error.value(), folder);
-  std::sort(files.names.begin(), files.names.end());
-  if (std::find(files.names.begin(), files.names.end(), kConfig) == files.names.end()) {
+  std::ranges::sort(files.names);
+  if (std::ranges::find(files.names, kConfig) == files.names.end()) {
     return Error(StatusCode::kInvalidArgument,
                  "{}: expected config.json, found none: {} a folder that has the model's config and tokenizer, as "
                  "save_pretrained writes it",
@@ -133,7 +133,7 @@ std::vector<WeightFile> Divide(std::vector<ModelTensor> tensors, std::uint64_t m
   for (std::size_t i = 0; i < files.size(); ++i) {
     files[i].name =
         files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
-    std::sort(files[i].tensors.begin(), files[i].tensors.end(), [](const ModelTensor& a, const ModelTensor& b) {
+    std::ranges::sort(files[i].tensors, [](const ModelTensor& a, const ModelTensor& b) {
       return ComesFirst(a.whole.dtype, a.name, b.whole.dtype, b.name);
     });
   }

@@ -263,7 +263,7 @@ std::string Uncompiled(std::string_view name) {
 /// Warns if the model was saved within another module, whose names from_pretrained does not know.
 void WarnOfWrapper(const std::vector<NamedInFile>& named, std::string_view prefix, ModelTensors& model) {
   static constexpr std::string_view kWrapped = "module.";
-  if (!std::all_of(named.begin(), named.end(), [](const auto& one) { return one.in_file.starts_with(kWrapped); })) {
+  if (!std::ranges::all_of(named, [](const auto& one) { return one.in_file.starts_with(kWrapped); })) {
     return;
   }
   const std::string& name = named.front().name;
@@ -278,8 +278,7 @@ bool IsHead(std::string_view name) { return name == "lm_head.weight" || name.end
 Status LeaveOutTied(const Reading& reading, TensorSource& source, const std::map<std::string, Found>& all,
                     ModelTensors& model) {
   std::vector<ModelTensor>& tensors = model.tensors;
-  const auto head =
-      std::find_if(tensors.begin(), tensors.end(), [](const ModelTensor& one) { return IsHead(one.name); });
+  const auto head = std::ranges::find_if(tensors, [](const ModelTensor& one) { return IsHead(one.name); });
   if (head == tensors.end()) return Status::Ok();
   const ModelTensor* unlike = nullptr;
   bool tied = false;
@@ -343,8 +342,7 @@ Result<ModelTensors> FindModelTensors(const Reading& reading, TensorSource& sour
   CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, copies));
   WarnOfWrapper(named, prefix, model);
   if (config_ties) CAIRN_RETURN_IF_ERROR(LeaveOutTied(reading, source, all, model));
-  std::sort(model.tensors.begin(), model.tensors.end(),
-            [](const ModelTensor& a, const ModelTensor& b) { return a.name < b.name; });
+  std::ranges::sort(model.tensors, [](const ModelTensor& a, const ModelTensor& b) { return a.name < b.name; });
   return model;
 }
 

@@ -141,8 +141,7 @@ double Slower(const peers::PairMeasured& link) { return std::min(link.there, lin
 void Print(const PeersMeasured& measured) {
   const std::vector<std::string> names = DeviceNames(measured.ranks);
   std::vector<PeersMeasured::Pair> pairs = measured.pairs;
-  std::stable_sort(pairs.begin(), pairs.end(),
-                   [](const auto& a, const auto& b) { return Slower(a.link) < Slower(b.link); });
+  std::ranges::stable_sort(pairs, [](const auto& a, const auto& b) { return Slower(a.link) < Slower(b.link); });
   constexpr std::size_t kMostRows = 28;  // All pairs of 8 ranks.
   const std::size_t shown = std::min(pairs.size(), kMostRows);
   std::vector<std::vector<std::string>> rows{{"RANK", "AND RANK", "DELAY", "THERE", "BACK"}};

@@ -135,8 +135,8 @@ class Profiling {
     CAIRN_RETURN_IF_ERROR(CheckChecks());
     Profile& profile = file_.profile;
     while (const std::optional<Budget> budget = NextBudget(profile, request_.limits)) {
-      const bool again = std::any_of(profile.samples.begin(), profile.samples.end(),
-                                     [&budget](const ProfileSample& one) { return one.budget == *budget; });
+      const bool again =
+          std::ranges::any_of(profile.samples, [&budget](const ProfileSample& one) { return one.budget == *budget; });
       if (again) PrintError("{} once more, because less gave more:\n", Describe(*budget));
       CAIRN_ASSIGN_OR_RETURN(ProfileSample sample, Sample(*budget));
       AddSample(profile, std::move(sample));
@@ -218,7 +218,7 @@ void Print(const ProfileFile& file, const std::string& path) {
                     std::move(note)});
   };
   std::vector<ProfileSample> samples = profile.samples;
-  std::stable_sort(samples.begin(), samples.end(), [](const ProfileSample& a, const ProfileSample& b) {
+  std::ranges::stable_sort(samples, [](const ProfileSample& a, const ProfileSample& b) {
     return std::pair(a.budget.cores, a.budget.memory_bytes) > std::pair(b.budget.cores, b.budget.memory_bytes);
   });
   for (const ProfileSample& sample : samples) add(sample, sample.failure.empty() ? "" : "does not run");

@@ -26,7 +26,7 @@ bool IsOfARoot(const std::string& name) {
 }
 
 bool HasAnyOfARoot(const std::vector<FolderEntry>& entries) {
-  return std::any_of(entries.begin(), entries.end(), [](const FolderEntry& entry) { return IsOfARoot(entry.name); });
+  return std::ranges::any_of(entries, [](const FolderEntry& entry) { return IsOfARoot(entry.name); });
 }
 
 /// "; these below it are: a/cairn, a/old", or nothing.

@@ -176,7 +176,7 @@ std::string Describe(const CheckpointInfo& info, const std::vector<ManifestShard
                                  info.pinned ? "  pinned" : "", Printable(info.attempt));
   if (const NonFinite worst = info.nonfinite; worst != NonFinite::kNone) {
     const auto has = [worst](const ManifestShard& shard) { return shard.nonfinite == worst; };
-    const auto first = std::find_if(shards.begin(), shards.end(), has);
+    const auto first = std::ranges::find_if(shards, has);
     const auto more = static_cast<std::uint64_t>(std::count_if(std::next(first), shards.end(), has));
     text += fmt::format("{}: {}{}\n", MarkText(worst), Printable(first->file),
                         more == 0 ? "" : fmt::format(" and {}", Count(more, "other shard")));

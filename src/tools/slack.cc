@@ -75,9 +75,8 @@ void Print(const RecordedPipeline& recorded, const PipelineSchedule& schedule) {
       rows.back().insert(rows.back().end(), {"-", "-"});
       continue;
     }
-    const IdleWindow longest =
-        *std::max_element(idle.begin(), idle.end(),
-                          [](const IdleWindow& a, const IdleWindow& b) { return a.end - a.begin < b.end - b.begin; });
+    const IdleWindow longest = *std::ranges::max_element(
+        idle, [](const IdleWindow& a, const IdleWindow& b) { return a.end - a.begin < b.end - b.begin; });
     rows.back().insert(rows.back().end(), {HumanSeconds(longest.end - longest.begin), HumanSeconds(longest.begin)});
   }
   PrintTable(rows);

@@ -40,7 +40,7 @@ double Seconds(Clock::duration span) { return std::chrono::duration<double>(span
 
 /// The value that `share` of the values do not exceed. `values` is not empty.
 double Quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
 }
 

@@ -83,7 +83,7 @@ Result<bool> GpuLink::Intact() {
   const std::vector<StridedLayout> all = {LayoutOf(memory_.data(), memory_.size())};
   std::vector<std::byte> sent(memory_.size());
   Fill(sent.data(), sent.size(), 1);
-  std::copy(sent.begin(), sent.end(), chunk.data());
+  std::ranges::copy(sent, chunk.data());
   CAIRN_RETURN_IF_ERROR(CopyAll(*device_, CopyDirection::kToDevice, all, chunk.data()));
   std::memset(chunk.data(), 0, memory_.size());
   CAIRN_RETURN_IF_ERROR(CopyAll(*device_, CopyDirection::kToHost, all, chunk.data()));

@@ -129,9 +129,8 @@ void IterationCounter::Add(std::string_view line, double seconds) {
 
 std::vector<CountedRate> IterationCounter::Rates() const {
   // A progress bar prints its own rate too, but that is smoothed.
-  const bool counts = std::any_of(tracks_.begin(), tracks_.end(), [](const Track& track) {
-    return track.meaning != PatternMeaning::kRate && track.seen > 0;
-  });
+  const bool counts = std::ranges::any_of(
+      tracks_, [](const Track& track) { return track.meaning != PatternMeaning::kRate && track.seen > 0; });
   std::vector<CountedRate> rates;
   for (const Track& track : tracks_) {
     if (track.meaning != PatternMeaning::kRate || !counts) rates.push_back(track.Rate());

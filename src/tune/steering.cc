@@ -19,14 +19,14 @@ void Keep(std::deque<double>& values, double value, std::size_t most) {
 
 double Quantile(const std::deque<double>& values, double share) {
   std::vector<double> sorted(values.begin(), values.end());
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
   return sorted[static_cast<std::size_t>(std::lround(share * static_cast<double>(sorted.size() - 1)))];
 }
 
 /// Without the highest and the lowest tenth, so that an occasional evaluation does not count.
 double TrimmedMean(const std::deque<double>& values) {
   std::vector<double> sorted(values.begin(), values.end());
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
   const auto cut = static_cast<std::ptrdiff_t>((sorted.size() + 9) / 10);
   if (2 * cut >= static_cast<std::ptrdiff_t>(sorted.size())) return sorted[sorted.size() / 2];
   const auto count = static_cast<double>(sorted.size()) - 2 * static_cast<double>(cut);

@@ -74,9 +74,7 @@ Status Coordinator::Late() {
 
 Status Coordinator::Gather() {
   const Deadline deadline = Deadline::In(timeout_);
-  const auto come = [&] {
-    return std::count_if(members_.begin(), members_.end(), [](auto& m) { return m.has_value(); });
-  };
+  const auto come = [&] { return std::ranges::count_if(members_, [](auto& m) { return m.has_value(); }); };
   while (static_cast<std::size_t>(come()) < members_.size()) {
     std::vector<int> fds;
     lobby_.AddTo(fds);
@@ -114,7 +112,7 @@ Result<std::vector<json>> Coordinator::Answers(const std::vector<int>& ranks, De
     for (const std::optional<Member>& member : members_) fds.push_back(member->socket.fd());
     const Status status = AwaitReadable(fds, deadline);
     if (status.code() == StatusCode::kDeadlineExceeded || deadline.passed()) {
-      const auto silent = std::find(answers.begin(), answers.end(), json());
+      const auto silent = std::ranges::find(answers, json());
       return Named(ranks[static_cast<std::size_t>(silent - answers.begin())],
                    {StatusCode::kDeadlineExceeded, "does not answer"});
     }
@@ -125,7 +123,7 @@ Result<std::vector<json>> Coordinator::Answers(const std::vector<int>& ranks, De
       const int rank = static_cast<int>(i);
       if (const Status filled = member(rank).socket.Fill(); gone.ok()) gone = Named(rank, filled);
       while (std::optional<json> message = member(rank).socket.TakeMessage()) {
-        const auto asked = std::find(ranks.begin(), ranks.end(), rank);
+        const auto asked = std::ranges::find(ranks, rank);
         json* const place = asked == ranks.end() ? nullptr : &answers[static_cast<std::size_t>(asked - ranks.begin())];
         if (!message->is_object() || place == nullptr || !place->is_null()) {
           return Named(rank, {StatusCode::kInvalidArgument, "says what is not understood"});

@@ -21,7 +21,7 @@ double BottleneckMatcher::LowerBound() {
     }
     bound = std::max(bound, cheapest);
   }
-  return std::max(bound, *std::max_element(cheapest_.begin(), cheapest_.end()));
+  return std::max(bound, *std::ranges::max_element(cheapest_));
 }
 
 double BottleneckMatcher::Bottleneck(std::span<const double> costs, std::size_t size) {
@@ -35,7 +35,7 @@ double BottleneckMatcher::Bottleneck(std::span<const double> costs, std::size_t 
   for (const double cost : costs) {
     if (cost > bound && cost != kNoEdge) limits_.push_back(cost);
   }
-  std::sort(limits_.begin(), limits_.end());
+  std::ranges::sort(limits_);
   limits_.erase(std::unique(limits_.begin(), limits_.end()), limits_.end());
   const auto found =
       std::partition_point(limits_.begin(), limits_.end(), [&](double limit) { return !Perfect(limit); });

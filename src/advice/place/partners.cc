@@ -21,8 +21,8 @@ Result<Partners> ChoosePartners(const Network& network, double state_bytes) {
   }
   std::optional<Matching> matching = BottleneckMatcher().Match(costs, devices);
   if (!matching) {
-    const auto most = std::max_element(losses.begin(), losses.end(),
-                                       [](const DomainLoss& a, const DomainLoss& b) { return a.devices < b.devices; });
+    const auto most = std::ranges::max_element(
+        losses, [](const DomainLoss& a, const DomainLoss& b) { return a.devices < b.devices; });
     return Error(StatusCode::kFailedPrecondition,
                  "replicas outside the failure domain: expected at most half of the {} devices in {}, found {}",
                  devices, network.domain_names()[static_cast<std::size_t>(most - losses.begin())], most->devices);

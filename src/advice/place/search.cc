@@ -72,7 +72,7 @@ class Search {
   }
   void Total(Candidate& of) {
     ++evaluations_;
-    of.total = *std::max_element(of.data.begin(), of.data.end()) + 2 * CheapestPath(of.cross, stages_).seconds;
+    of.total = *std::ranges::max_element(of.data) + 2 * CheapestPath(of.cross, stages_).seconds;
   }
 
   Candidate Made(Groups groups) {
@@ -135,8 +135,7 @@ class Search {
   }
 
   std::vector<Candidate>::iterator Best() {
-    return std::min_element(population_.begin(), population_.end(),
-                            [](const Candidate& a, const Candidate& b) { return a.Better(b); });
+    return std::ranges::min_element(population_, [](const Candidate& a, const Candidate& b) { return a.Better(b); });
   }
 
   std::vector<std::size_t> StagesOf(const Groups& groups) const {
@@ -171,7 +170,7 @@ class Search {
     const std::vector<std::size_t> others = Aligned(stages, StagesOf(father.groups));
     std::vector<std::size_t> cuts;
     for (std::size_t i = 0; i < kCuts; ++i) cuts.push_back(Below(devices_ + 1));
-    std::sort(cuts.begin(), cuts.end());
+    std::ranges::sort(cuts);
     for (std::size_t device = 0; device < devices_; ++device) {
       const auto before = std::upper_bound(cuts.begin(), cuts.end(), device) - cuts.begin();
       if (before % 2 != 0) stages[device] = others[device];
@@ -266,8 +265,8 @@ class Search {
       if (one.total == child.total && one.smooth == child.smooth) return;
     }
     // The greatest in the order in which the better one is less.
-    const auto worst = std::max_element(population_.begin(), population_.end(),
-                                        [](const Candidate& a, const Candidate& b) { return a.Better(b); });
+    const auto worst =
+        std::ranges::max_element(population_, [](const Candidate& a, const Candidate& b) { return a.Better(b); });
     if (child.Better(*worst)) *worst = std::move(child);
   }
 

@@ -150,7 +150,7 @@ Result<LocationLinks> ReadLocationLinks(const JsonField& root, const std::vector
     std::vector<std::size_t> ends;
     for (const std::size_t end : {0, 1}) {
       CAIRN_ASSIGN_OR_RETURN(const std::string name, between.At(end).Name());
-      const auto found = std::find(names.begin(), names.end(), name);
+      const auto found = std::ranges::find(names, name);
       if (found == names.end()) return between.At(end).Expected("the name of a location");
       ends.push_back(static_cast<std::size_t>(found - names.begin()));
     }
@@ -177,7 +177,7 @@ Result<Network> ReadLocations(const JsonField& root, Devices& devices) {
     CAIRN_RETURN_IF_ERROR(location.CheckObject({"name", "count", "domain"}));
     CAIRN_ASSIGN_OR_RETURN(const auto name, ReadName(location));
     CAIRN_ASSIGN_OR_RETURN(const std::size_t count, location.At("count").Whole(1, kMostDevices));
-    if (std::find(names.begin(), names.end(), name.first) != names.end()) {
+    if (std::ranges::find(names, name.first) != names.end()) {
       return location.At("name").Expected("each location once");
     }
     names.push_back(name.first);
