@@ -72,7 +72,9 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
   CAIRN_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> wanted, SelectEntries(table, options.names));
   RestoreOptions all_found = options;
   all_found.allow_missing = false;
-  const auto match = [&](const RestoreOptions& how) { return MatchTensors(SavedShards(opened.files), rank, table, how); };
+  const auto match = [&](const RestoreOptions& how) {
+    return MatchTensors(SavedShards(opened.files), rank, table, how);
+  };
 
   const std::optional<std::uint32_t> own = own_shard ? ShardOf(checkpoint.manifest, rank) : std::nullopt;
   if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
