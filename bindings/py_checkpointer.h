@@ -114,6 +114,7 @@ class PyCheckpointer {
     do {
       idle = WaitIdleFor(kSignalInterval);
     } while (idle.code() == StatusCode::kDeadlineExceeded && !AbandonsBefore(limit(), begun).passed());
+    if (OnlyRemoves(*checkpointer_, idle)) idle = Status::Ok();
     const Deadline end = idle.ok() ? Deadline::At(std::max(limit().when(), Deadline::In(kEnding).when())) : limit();
     const Status failure = idle.ok() ? BindingCalls::UnheardFailure(*checkpointer_) : idle;
     ReleaseEngine(end);
@@ -315,14 +316,15 @@ class PyCheckpointer {
     const Deadline begun = Deadline::In({});
     const auto end = watcher_->EndOf(timeout, by_caller);
     const auto abandons = [&] { return AbandonsBefore(end(), begun); };
-    const Status idle = InSlices(abandons, [this](Deadline slice) {
+    Status idle = InSlices(abandons, [this](Deadline slice) {
       if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
       const InUse engine = Use();
       return Unlocked([&] { return BindingCalls::WaitIdle(*engine, slice); });
     });
     if (checkpointer_ == nullptr) return;
+    if (OnlyRemoves(*Use(), idle)) idle = Status::Ok();
     const Status failure = BindingCalls::UnheardFailure(*Use());
-    // With nothing in flight the engine ends in a moment, also after the grace.
+    // With no save in flight the engine ends in a moment, also after the grace; or its removals go on behind.
     ReleaseEngine(idle.ok() ? Deadline::At(std::max(end().when(), Deadline::In(kEnding).when())) : end());
     watcher_->ReleaseTensors();
     if (!idle.ok()) Raise(Status(idle.code(), "abandoned at close: " + idle.message()));
@@ -434,6 +436,11 @@ class PyCheckpointer {
   static Deadline AbandonsBefore(Deadline end, Deadline begun = Deadline::In({})) {
     return Deadline::At(end.when() -
                         std::min<std::chrono::nanoseconds>((end.when() - begun.when()) / 4, BindingCalls::kAbandoning));
+  }
+
+  // Whether a wait has ended early, but not for a save: what is removed has no caller to wait for it.
+  static bool OnlyRemoves(const Checkpointer& open, const Status& idle) {
+    return idle.code() == StatusCode::kDeadlineExceeded && open.stats().saves_in_flight == 0;
   }
 
   // The group's threads end with the engine.

@@ -559,7 +559,8 @@ class Checkpointer:
         """Waits for saves in flight, and ends within `timeout` seconds (default: close_timeout, or what is left of the
         grace of stop_on). For the last quarter of the time, at most 5 s, it abandons the saves that are left: it logs
         and raises DeadlineExceeded. Otherwise it raises the first failure that nobody has heard, as `drain` does. It is
-        closed then all the same. What a hung disk has not answered stays behind until the process ends."""
+        closed then all the same. Removals of older checkpoints have two seconds in any case, and no error tells of them.
+        What has not ended then, also on a hung disk, goes on behind, and keeps the root's lock until it has."""
         self._engine.close(timeout_of(timeout))
 
     def __enter__(self) -> Self:

@@ -103,7 +103,8 @@ struct Options {
   std::chrono::nanoseconds stall_timeout = std::chrono::minutes(2);
   /// How long the destructor may take. It waits for saves in flight; for the last quarter of the time, at most 5 s, it
   /// abandons them, which are reported as failed, and waits for the kernel and the devices to finish their requests. If
-  /// these do not, they stay behind until the process ends, with the threads, the pool and the lock that they use.
+  /// these do not, they stay behind with the threads and the pool, which remain until the process ends. So does the
+  /// removal of older checkpoints. The root's lock is released once they have ended.
   std::chrono::nanoseconds close_timeout = std::chrono::minutes(10);
   /// The ranks that write each checkpoint together, this one included. Null: this process alone. All ranks open the
   /// same root, and make the same calls of Save, with the same steps. Rank 0 decides what becomes of each save.

@@ -1,5 +1,6 @@
 #include "api/blocking_calls.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -60,18 +61,35 @@ void BlockingCalls::Work(Running& one, const Call& call) {
       outcome = queue.status();
     }
   }
-  MutexLock lock(mutex_);
-  one.outcome = std::move(outcome);
-  one.ended = true;
-  changed_.NotifyAll();
+  std::function<void()> at_end;
+  {
+    MutexLock lock(mutex_);
+    one.outcome = std::move(outcome);
+    one.ended = true;
+    if (AllEnded()) at_end = std::move(at_end_);
+    changed_.NotifyAll();
+  }
+  if (at_end) at_end();
 }
 
 bool BlockingCalls::idle() const {
   MutexLock lock(mutex_);
-  for (const Running& one : running_) {
-    if (!one.ended) return false;
+  return AllEnded();
+}
+
+void BlockingCalls::AtEnd(std::function<void()> then) {
+  {
+    MutexLock lock(mutex_);
+    if (!AllEnded()) {
+      at_end_ = std::move(then);
+      return;
+    }
   }
-  return true;
+  then();
+}
+
+bool BlockingCalls::AllEnded() const {
+  return std::all_of(running_.begin(), running_.end(), [](const Running& one) { return one.ended; });
 }
 
 }  // namespace cairn

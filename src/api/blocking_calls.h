@@ -30,6 +30,8 @@ class BlockingCalls {
   Status Run(Call call) CAIRN_EXCLUDES(mutex_);
   /// Nothing has been left running.
   [[nodiscard]] bool idle() const CAIRN_EXCLUDES(mutex_);
+  /// Calls `then` once idle(), on the thread of the last call, or at once. Nothing may be run any more.
+  void AtEnd(std::function<void()> then) CAIRN_EXCLUDES(mutex_);
 
  private:
   struct Running {
@@ -40,6 +42,7 @@ class BlockingCalls {
     Status outcome;
   };
   void Work(Running& one, const Call& call) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool AllEnded() const CAIRN_REQUIRES(mutex_);
 
   const IoQueueFactory make_queue_;
   const std::chrono::nanoseconds stall_timeout_;
@@ -47,6 +50,7 @@ class BlockingCalls {
   CondVar changed_;
   std::list<Running> running_ CAIRN_GUARDED_BY(mutex_);
   Status hangs_ CAIRN_GUARDED_BY(mutex_);
+  std::function<void()> at_end_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn

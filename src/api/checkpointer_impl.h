@@ -95,6 +95,8 @@ class Checkpointer::Impl {
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status MakePool();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
+  /// This is never freed, because threads go on using it. Once none of them writes any more, they release the lock.
+  void LeaveBehind();
 
   /// FailedPrecondition in a forked child.
   [[nodiscard]] Status CheckProcess() const;

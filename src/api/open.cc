@@ -164,8 +164,18 @@ Checkpointer::~Checkpointer() {
                                  impl_->abandon_by.load());
   static_cast<void>(impl_->engine->WaitIdle(Deadline::At(abandons)));
   const bool grown = impl_->growth == nullptr || impl_->growth->End(Deadline::At(end));
+  if (impl_->engine->Stop(Deadline::At(end)) && impl_->blocking->idle() && grown) return;
   // Leaked if a thread does not stop: it, the kernel and the devices go on using it.
-  if (!impl_->engine->Stop(Deadline::At(end)) || !impl_->blocking->idle() || !grown) static_cast<void>(impl_.release());
+  impl_.release()->LeaveBehind();
+}
+
+void Checkpointer::Impl::LeaveBehind() {
+  root->Leave();
+  const auto ended = [this, running = std::make_shared<std::atomic<int>>(2)] {
+    if (running->fetch_sub(1) == 1) root->ReleaseLock();
+  };
+  engine->AtEnd(ended);
+  blocking->AtEnd(ended);
 }
 
 }  // namespace cairn

@@ -46,9 +46,14 @@ Result<std::unique_ptr<Engine>> Engine::Start(EngineParts parts) {
       outcome = std::move(status);
       changed.NotifyAll();
     });
-    MutexLock lock(raw->mutex_);
-    raw->ended_ = true;
-    raw->changed_.NotifyAll();
+    std::function<void()> at_end;
+    {
+      MutexLock lock(raw->mutex_);
+      raw->ended_ = true;
+      at_end = std::move(raw->at_end_);
+      raw->changed_.NotifyAll();
+    }
+    if (at_end) at_end();
   });
   CAIRN_RETURN_IF_ERROR(thread.status());
   engine->thread_ = *std::move(thread);
@@ -93,6 +98,17 @@ bool Engine::Stop(Deadline deadline) {
   return false;
 }
 
+void Engine::AtEnd(std::function<void()> then) {
+  {
+    MutexLock lock(mutex_);
+    if (!ended_) {
+      at_end_ = std::move(then);
+      return;
+    }
+  }
+  then();
+}
+
 void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
   const std::string busy = Busy();
   for (const std::shared_ptr<SaveTask>& task : tasks) {
@@ -101,8 +117,8 @@ void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
     if (!status.ok()) failures_.Add(task, status);
   }
   context_.Notify({.severity = Severity::kWarning,
-                   .message = fmt::format("{} does not respond: {}, the pool and the root's lock remain until the "
-                                          "process exits",
+                   .message = fmt::format("{} is closed, and this goes on behind: {}; the root's lock is released when "
+                                          "it ends, and the pool remains until the process exits",
                                           context_.parts.root, busy)});
   context_.Silence();  // The callback must not be called after the checkpointer is gone.
 }

@@ -37,6 +37,8 @@ class Engine {
   /// Abandons saves in flight and waits for pending kernel and device work. False at the deadline, or once the disk
   /// hangs: waiters of saves are notified, and neither the engine nor what it uses may be destroyed.
   [[nodiscard]] bool Stop(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// After a Stop that returned false: calls `then` once the thread uses nothing any more, on it, or at once.
+  void AtEnd(std::function<void()> then) CAIRN_EXCLUDES(mutex_);
 
   /// Takes a save. `given_up` as in SaveJob::Start. Saves run in the order of calls.
   void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
@@ -103,6 +105,7 @@ class Engine {
   std::string slow_ CAIRN_GUARDED_BY(mutex_);
   // The thread has ended.
   bool ended_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::function<void()> at_end_ CAIRN_GUARDED_BY(mutex_);
   Failures failures_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;

@@ -51,18 +51,25 @@ class LockDescriptors {
     fds_.push_back(fd.get());
     return fd;
   }
-  [[nodiscard]] bool Has(const PathAt& path) const CAIRN_EXCLUDES(mutex_) {
+  [[nodiscard]] WriterLock::Here Find(const PathAt& path) const CAIRN_EXCLUDES(mutex_) {
     struct stat found {};
     struct stat held {};
-    if (::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) return false;
-    MutexLock lock(mutex_);
-    return std::any_of(fds_.begin(), fds_.end(), [&](int fd) {
+    if (::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) return WriterLock::Here::kNo;
+    const auto is_on_it = [&](int fd) {
       return ::fstat(fd, &held) == 0 && held.st_dev == found.st_dev && held.st_ino == found.st_ino;
-    });
+    };
+    MutexLock lock(mutex_);
+    if (std::any_of(leaving_.begin(), leaving_.end(), is_on_it)) return WriterLock::Here::kLeaving;
+    return std::any_of(fds_.begin(), fds_.end(), is_on_it) ? WriterLock::Here::kOpen : WriterLock::Here::kNo;
+  }
+  void Leave(const UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    leaving_.push_back(fd.get());
   }
   void Close(UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     std::erase(fds_, fd.get());
+    std::erase(leaving_, fd.get());
     fd.Reset();
   }
 
@@ -73,11 +80,13 @@ class LockDescriptors {
   static void InChild() CAIRN_NO_ANALYSIS {
     for (const int fd : Get().fds_) ::close(fd);
     Get().fds_.clear();
+    Get().leaving_.clear();
     Get().mutex_.Unlock();
   }
 
   mutable Mutex mutex_;
   std::vector<int> fds_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<int> leaving_ CAIRN_GUARDED_BY(mutex_);  // Those of fds_ whose owners have been closed.
 };
 
 enum class Taken : std::uint8_t { kYes, kNo, kNoLocks };
@@ -144,7 +153,11 @@ Result<std::optional<WriterLock>> WriterLock::TryTake(const PathAt& root, unsign
   }
 }
 
-bool WriterLock::HeldHere(const PathAt& root) { return LockDescriptors::Get().Has(JoinPath(root, kLockName)); }
+WriterLock::Here WriterLock::HeldHere(const PathAt& root) {
+  return LockDescriptors::Get().Find(JoinPath(root, kLockName));
+}
+
+void WriterLock::Leave() { LockDescriptors::Get().Leave(fd_); }
 
 Result<WriterLock> WriterLock::Replace(const PathAt& root, unsigned file_mode) {
   const PathAt path = JoinPath(root, kLockName);

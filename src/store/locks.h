@@ -27,8 +27,11 @@ class WriterLock {
   [[nodiscard]] static Result<std::optional<WriterLock>> TryTake(const PathAt& root, unsigned file_mode);
   /// Replaces the lock that another writer holds. That writer can detect this.
   [[nodiscard]] static Result<WriterLock> Replace(const PathAt& root, unsigned file_mode);
-  /// Whether this process holds it.
-  [[nodiscard]] static bool HeldHere(const PathAt& root);
+  /// How this process holds it.
+  enum class Here : std::uint8_t { kNo, kOpen, kLeaving };
+  [[nodiscard]] static Here HeldHere(const PathAt& root);
+  /// From now on HeldHere is kLeaving: its owner releases it without a further call.
+  void Leave();
   ~WriterLock();
   WriterLock(WriterLock&& other) noexcept = default;
   WriterLock& operator=(WriterLock&&) = delete;

@@ -111,9 +111,17 @@ Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
       break;
     }
     // The descriptor of this failed try is closed, so a hit is another lock of this process.
-    const bool mine = WriterLock::HeldHere(at_);
-    const std::string holder = mine ? fmt::format("this process ({})", ::getpid()) : LastWriter(at_);
+    const WriterLock::Here here = WriterLock::HeldHere(at_);
+    const bool mine = here == WriterLock::Here::kOpen;
+    const std::string holder =
+        here == WriterLock::Here::kNo ? LastWriter(at_) : fmt::format("this process ({})", ::getpid());
     if (!options.take_over && (mine || deadline.passed())) {
+      if (here == WriterLock::Here::kLeaving) {
+        return Error(StatusCode::kFailedPrecondition,
+                     "{} was closed in {}, but what goes on behind that has not ended: open it again later, or with a "
+                     "longer open_timeout",
+                     path(), holder);
+      }
       return Error(StatusCode::kFailedPrecondition,
                    mine ? StatusDetail::kOpenInThisProcess : StatusDetail::kOpenElsewhere,
                    "{} is already open for writing in {}", path(), holder);
@@ -288,6 +296,10 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
   if (taken.code() == StatusCode::kNoSpace) return root->ExplainNoSpace(taken);
   CAIRN_RETURN_IF_ERROR(taken);
   return root;
+}
+
+void Root::Leave() {
+  if (lock_) lock_->Leave();
 }
 
 Status Root::CheckWriter() const {

@@ -63,6 +63,10 @@ class Root {
   /// FailedPrecondition, saying where the open directory is now, if the path no longer refers to it: it was moved. May
   /// block; safe from any thread.
   [[nodiscard]] Status CheckPath() const;
+  /// Says that its writer has been closed, but has not ended: until ReleaseLock, opening it in this process waits.
+  void Leave();
+  /// The writer has ended. Nothing but the destructor may be called any more.
+  void ReleaseLock() { lock_.reset(); }
   /// Warnings about how it was opened, for the user.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
 

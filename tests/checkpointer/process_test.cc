@@ -361,13 +361,15 @@ TEST_F(Closing, LeavesUnansweredSavesBehindAndNotifiesWaiters) {
       }
       // The abandoned engine continues, and calls nobody.
       gate.Release();
-      return 0;
+      Options options = SmallOptions(dir_ / expected);
+      options.open_timeout = 60s;
+      return OpenOrFail(options) == nullptr ? 1 : 0;
     });
 
     EXPECT_EQ(child.NextLine(Soon()), expected);
     EXPECT_TRUE(child.NextLine(Soon()).has_value());
-    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("remain until the process exits"));
-    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("already open for writing in this process"));
+    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("this goes on behind: 1 save (step 1)"));
+    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("what goes on behind that has not ended"));
     EXPECT_EQ(child.Wait(Soon()).value, 0);
   }
 }

@@ -286,7 +286,7 @@ def test_a_signals_grace_ends_a_fence_and_closing(tmp_path: Path, root: Path) ->
             job.signal(signal.SIGTERM)
             job.end(within=20)
             assert time.monotonic() - begun < 8
-        assert "DeadlineExceeded" in job.log and "remain until the process exits" in job.log, job.log
+        assert "DeadlineExceeded" in job.log and "this goes on behind: " in job.log, job.log
 
 
 CLOSES = """
@@ -299,6 +299,20 @@ try:
     checkpointer.close(2)
 except cairn.DeadlineExceeded as error:
     print(f"{error}; after {time.monotonic() - begun:.1f} s", file=sys.stderr)
+said(1)
+with cairn.Checkpointer(root, **options, recycle=False, keep_last=1, open_timeout=60) as again:
+    again.drain()
+    said(2)
+    for step in (2, 3):
+        again.save(step, {"t": torch.ones(9)}).wait()
+    again.close(0)
+try:
+    cairn.Checkpointer(root, **options, open_timeout=0)
+except cairn.FailedPrecondition as error:
+    print(error, file=sys.stderr)
+said(3)
+with cairn.Checkpointer(root, **options, open_timeout=60) as again:
+    print("opened with", again.steps(), file=sys.stderr)
 """
 
 
@@ -306,7 +320,19 @@ def test_closing_takes_no_longer_than_its_timeout(tmp_path: Path, root: Path) ->
     gate = Gate(tmp_path)
     with training(NEVER_HUNG + CLOSES, root, gate) as job, gate.hold("write", path="shard-"):
         job.step()
-        job.end()
+        job.step(go=False)
         assert re.search(
             r"^abandoned at close: still in flight: 1 save \(step 1\).*; after 2\.[0-4] s$", job.log, re.MULTILINE
         ), job.log
+        # Removals lose nothing, so closing raises nothing for them. The root is free again once they have ended.
+        gate.open()
+        job.go()
+        job.step(go=False)
+        with gate.hold("unlink", path=".retired-"):
+            job.go()
+            job.step()
+        job.end()
+        *_, behind, refused, opened = job.log.splitlines()
+        assert behind.startswith(f"{root} is closed, and this goes on behind: removals of older checkpoints;"), job.log
+        assert refused.startswith(f"{root} was closed in this process ("), job.log
+        assert opened == "opened with [3]", job.log
