@@ -28,11 +28,20 @@ Status CheckMemoryLimit(std::uint64_t pool_bytes) {
                limit->available, limit->file, limit->bytes, limit->held, pool_bytes);
 }
 
-/// A limit for a pool that chooses its size: at least what the smallest pool needs.
-std::uint64_t ChoosePoolLimit(const Options& options, std::uint64_t ranks_of_node) {
+/// A limit for a pool that chooses its size. What the smallest pool needs by default is allowed on any machine, more
+/// only if somebody gives the pool's size.
+Result<std::uint64_t> ChoosePoolLimit(const Options& options, std::uint64_t ranks_of_node) {
   constexpr std::uint64_t kLeastChunk = 4U << 20;
+  constexpr std::uint64_t kLeastPool = 8 * kLeastChunk;
   const std::uint64_t chunk = options.chunk_bytes == 0 ? kLeastChunk : options.chunk_bytes;
-  return std::max(ChooseHostMemory(ranks_of_node), static_cast<std::uint64_t>(options.queue_depth) * chunk);
+  const std::uint64_t needed = static_cast<std::uint64_t>(options.queue_depth) * chunk;
+  const std::uint64_t share = ChooseHostMemory(ranks_of_node);
+  if (needed <= std::max(share, kLeastPool)) return std::max(share, needed);
+  return Error(StatusCode::kInvalidArgument,
+               "host_memory_bytes: expected a size, as queue_depth chunks ({} of chunk_bytes {}) need a pool of {}, "
+               "found none: a pool that chooses its size has at most {}, a quarter of the available memory divided by "
+               "the ranks of this node ({})",
+               options.queue_depth, chunk, needed, std::max(share, kLeastPool), ranks_of_node);
 }
 
 /// Whoever sums bytes looks at them, so the host must.
@@ -77,9 +86,13 @@ Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
   if (options.worker_threads == 0) {
     options.worker_threads = Share(std::thread::hardware_concurrency(), ranks_of_node, 1, 4);
   }
-  if (options.host_memory_bytes == 0) options.host_memory_bytes = ChoosePoolLimit(options, ranks_of_node);
+  if (options.chunk_bytes != 0) {
+    CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
+  }
+  if (options.host_memory_bytes == 0) {
+    CAIRN_ASSIGN_OR_RETURN(options.host_memory_bytes, ChoosePoolLimit(options, ranks_of_node));
+  }
   if (options.chunk_bytes == 0) options.chunk_bytes = ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
-  CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   if (options.chunk_bytes % kChecksumBlock != 0) {
     return Error(StatusCode::kInvalidArgument, "chunk_bytes: expected a multiple of {}, found {}", kChecksumBlock,
                  options.chunk_bytes);

@@ -29,6 +29,7 @@ namespace {
 
 using namespace literals;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -170,6 +171,20 @@ TEST(SetUp, TheRanksOfANodeShareWhatItHas) {
   EXPECT_EQ(given.host_memory_bytes, 64_MiB);
   EXPECT_EQ(given.queue_depth, 7);
   EXPECT_EQ(given.worker_threads, 9);
+}
+
+TEST(SetUp, ChunksBeyondThePoolsShareNeedASize) {
+  Options options{.root = "run", .chunk_bytes = 1_GiB, .queue_depth = 1024};  // More than any machine's quarter.
+  const Status refused = ResolveOptions(options, 1).status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(),
+              AllOf(HasSubstr("host_memory_bytes: expected a size"), HasSubstr("1024 of chunk_bytes 1073741824"),
+                    HasSubstr("a pool of 1099511627776"),
+                    ContainsRegex("has at most [0-9]+, a quarter of the available memory")));
+
+  options.chunk_bytes = 4_MiB;
+  options.queue_depth = 8;
+  EXPECT_EQ(ResolveOptions(options, 1'000'000)->host_memory_bytes, 32_MiB) << "allowed on any machine";
 }
 
 TEST(SetUp, ARestoreFitsThePoolForTheSavesThatFollow) {
