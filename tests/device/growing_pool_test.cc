@@ -115,8 +115,10 @@ TEST(GrowingPool, GrowsToWhatIsAskedAndNeverBeyondItsCap) {
 }
 
 TEST(GrowingPool, ReservesAddressesOnly) {
-  const auto pool = MakePool(2_MiB, 1ULL << 40);
-  EXPECT_EQ(pool->cap_bytes(), 1ULL << 40);
+  constexpr std::uint64_t kCap = 1ULL << 38;  // Beyond that a sanitizer's own maps may be in the way.
+  const auto pool = MakePool(2_MiB, kCap);
+  ASSERT_NE(pool, nullptr);
+  EXPECT_EQ(pool->cap_bytes(), kCap);
   const BufferPool::Chunk chunk = pool->TryAcquire(Priority::kSave);
   EXPECT_TRUE(Readable(chunk.data() + 2_MiB - 1));
   EXPECT_FALSE(Readable(chunk.data() + 2_MiB)) << "no memory without GrowTo";

@@ -253,12 +253,12 @@ TEST_F(StoreLinkTest, SuccessorThatComesWhileOthersAreRefusedHearsSo) {
   close_deadline_ = std::chrono::milliseconds(100);
   EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed of 3").ok());
   EXPECT_TRUE(store_->Set("cairn/run7/hello/2", "other of 4").ok());
-  const auto zero = Join(0, 3, [this] {
-    KeyValueStore store = store_->Connect();
-    store.get = [this](const std::string& key) {
-      Result<std::string> value = store_->Get(key);
+  const auto zero = Join(0, 3, [shared = store_] {
+    KeyValueStore store = shared->Connect();
+    store.get = [shared](const std::string& key) {
+      Result<std::string> value = shared->Get(key);
       const bool heard = !value.ok() && key.ends_with("hello/2");
-      return heard && !store_->Set("cairn/run7/hello/1", "later of 3").ok() ? Status(StatusCode::kInternal, "") : value;
+      return heard && !shared->Set("cairn/run7/hello/1", "later of 3").ok() ? Status(StatusCode::kInternal, "") : value;
     };
     return store;
   });
