@@ -249,7 +249,7 @@ Result<VerdictMessage> Search::Judge(const ChoiceMessage& choice, const char* ki
     verdict.status = Error(said.end.code(), "{}: not every rank has said whether it could read it: {}{}",
                            choice.path.empty() ? shared_.root : choice.path, said.end.message(), late ? kAllCall : "");
   }
-  if (late) verdict.missing = ",";
+  if (late) verdict.missing += ',';
   for (int of = 1; late && of < shared_.group.size(); ++of) {
     if (!said.messages.contains(of)) verdict.missing += fmt::format("{},", of);
   }
