@@ -474,7 +474,7 @@ def test_what_is_not_there_is_told(make: Make, root: Path, save: Saver) -> None:
         load(checkpointer, {"w": torch.zeros(4)})
     many = {f"v{number}": torch.zeros(3) for number in range(7)} | {"w": torch.zeros(4)}
     with pytest.raises(
-        CheckpointException, match=r"v3, v4, and 2 more; Size mismatch: w \(saved \[3\], current \[4\]\)"
+        CheckpointException, match=r"v3, v4 and 2 more; Size mismatch: w \(saved \[3\], current \[4\]\)"
     ):
         load(checkpointer, many, planner=cairn.dcp.LoadPlanner())
     with pytest.raises(cairn.InvalidArgument, match="was saved through cairn.dcp"):

@@ -221,7 +221,7 @@ def test_a_model_alone_is_loaded_and_the_rest_is_named_once(path: Path, caplog: 
     ((level, text),) = told(caplog)
     assert level == "INFO" and text == (
         "left out 13 names that only the checkpoint has: loss, optim.state.0.exp_avg, optim.state.0.exp_avg_sq, "
-        "optim.state.0.step, optim.state.1.exp_avg, and 8 more"
+        "optim.state.0.step, optim.state.1.exp_avg and 8 more"
     )
 
 

@@ -35,7 +35,7 @@ from .._ranks.replicas import matches
 from .._tree import Stored, values
 from .._tree.packed import VERSION as PACKED
 from .._tree.packed import unpack
-from .._tree.paths import is_unicode, kind_name, readable
+from .._tree.paths import is_unicode, kind_name, listed, readable
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name, filled
 from .._tree.values import AS_BYTES, bytes_of_element
@@ -448,11 +448,10 @@ def _refused(path: str, texts: Sequence[_Text], own: frozenset[str], rank: int, 
         why = f"rank {rank} has saved none of its own"
     else:
         why = f"{counted(len(texts), 'rank')} saved it and {counted(world, 'rank')} would load it"
-    listed = ", ".join(f'"{name}"' for name in names[:_LISTED])
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    told = listed([f'"{name}"' for name in names], _LISTED)
     return {
         fqn: f'{path}: "{fqn}" was saved with per_rank, each rank has its own, but {why}. Leave these out of the state to '
-        f"load into: {listed}{more}"
+        f"load into: {told}"
         for fqn in names
     }
 

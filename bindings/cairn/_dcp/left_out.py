@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from .._errors import InvalidArgument, counted
 from .._tree.optimizer_states import MARKS
+from .._tree.paths import listed
 
 _log = logging.getLogger("cairn")
 # Of torch's optimizers, nested ("optim.state.0.exp_avg") or flat ("state.layer.weight.exp_avg"). What stands before is the
@@ -39,7 +40,7 @@ def tell_left_out(
     optimizers = _places(_GROUPS, paths) & _places(_EITHER, loaded)
     state = [fqn for fqn in only if optimizers & _places(_STATE, [fqn])] if optimizers else []
     if state:
-        told = f"{where}: {counted(len(state), 'name')} of an optimizer's state only in the checkpoint: {some(state)}"
+        told = f"{where}: {counted(len(state), 'name')} of an optimizer's state only in the checkpoint: {listed(state, _MAX_LISTED)}"
         if strict:
             raise InvalidArgument(
                 f"{told}. Make the state before the load, as get_optimizer_state_dict of torch.distributed.checkpoint."
@@ -62,13 +63,13 @@ def tell_left_out(
                 "%s: left out %s that only the checkpoint has: %s",
                 where,
                 counted(len(names), "name"),
-                some(names),
+                listed(names, _MAX_LISTED),
             )
 
 
 def tell_unlike(where: str, what: str, unlike: list[str], strict: bool) -> None:
     """InvalidArgument, or if not `strict` a warning, for state of an optimizer of another kind: `what`."""
-    told = f"{where}: {what}: {some(unlike)}"
+    told = f"{where}: {what}: {listed(unlike, _MAX_LISTED)}"
     if strict:
         raise InvalidArgument(
             f"{told}. Leave the optimizer out of the state to load into, or load with strict=False: it goes on as the "
@@ -79,9 +80,3 @@ def tell_unlike(where: str, what: str, unlike: list[str], strict: bool) -> None:
 
 def _places(of: re.Pattern[str], names: Iterable[str]) -> set[str]:
     return {fqn[: found.start()] for fqn in names for found in of.finditer(fqn)}
-
-
-def some(names: list[str]) -> str:
-    """The first of them, and how many more there are, for messages."""
-    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + more

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import InvalidArgument, Unsupported
-from .left_out import some
+from .._tree.paths import listed
 from .places import Places
 from .plain_values import Checker
 from .shares import check_plans
@@ -80,9 +80,9 @@ class LoadPlanner(DefaultLoadPlanner):
                 unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(found())})")
         told = []
         if missing and not self.allow_partial_load:
-            told.append(f"Missing key in checkpoint state_dict: {some(missing)}")
+            told.append(f"Missing key in checkpoint state_dict: {listed(missing, 5)}")
         if unlike:
-            told.append(f"Size mismatch: {some(unlike)}")
+            told.append(f"Size mismatch: {listed(unlike, 5)}")
         if told:
             raise InvalidArgument("; ".join(told))
 

@@ -20,7 +20,7 @@ from .._errors import Corrupt, InvalidArgument
 from .._memory import cloned
 from .._ranks.digests import digest
 from .._tree.casts import Casts, allows_loss
-from .._tree.paths import part_of
+from .._tree.paths import listed, part_of
 from .._tree.tensors import Placement, dtype_name
 
 FORMAT = "cairn.huggingface/2"
@@ -115,11 +115,10 @@ def check_frozen(found: Mapping[str, str], saved: Mapping[str, str], where: str)
     """Raises InvalidArgument, with names, if a checkpoint's frozen parameters differ from the model's."""
     wrong = sorted(name for name in {*found, *saved} if found.get(name) != saved.get(name))
     if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         first = wrong[0]
         raise InvalidArgument(
             f"{where} holds only what is trained, for a base model of which this model differs in "
-            f"{', '.join(wrong[:3])}{more} ({first}: expected {saved.get(first, 'none')}, found "
+            f"{listed(wrong, 3)} ({first}: expected {saved.get(first, 'none')}, found "
             f"{found.get(first, 'none')}): begin with the base model, dtype and adapter of that run"
         )
 

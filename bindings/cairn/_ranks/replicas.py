@@ -18,12 +18,11 @@ from typing import Any
 
 from .._errors import Corrupt, InvalidArgument, counted
 from .._tree import Stored, names
-from .._tree.paths import join, part_of
+from .._tree.paths import join, listed, part_of
 from .._tree.reader import key_of
 from .._tree.tensors import StoredTensors
 
 _VERSION = 2
-_MAX_LISTED = 20  # Names in one message.
 _LONGEST_TEXT = 60  # Characters of a value that ranks compare; longer values are compared by digest.
 # What forward writes, as a module's state_dict() has it: there it cannot be told that it is a buffer.
 STATISTICS = re.compile(r"[/.](running_mean|running_var|num_batches_tracked)$")
@@ -337,11 +336,9 @@ def _readable_text(
     if wanted:
         of_ranks = [name for name in of_ranks if name in set(wanted)]
     if of_ranks:
-        listed = ", ".join(of_ranks[:_MAX_LISTED])
-        more = f" and {len(of_ranks) - _MAX_LISTED} more" if len(of_ranks) > _MAX_LISTED else ""
         raise InvalidArgument(
             f"{details['path']} was saved by {counted(details['world'], 'rank')} and is read by {world}: only what was "
-            f"replicated can be read then, but each rank has its own {listed}{more}. Leave these keys out of the tree; if "
+            f"replicated can be read then, but each rank has its own {listed(of_ranks)}. Leave these keys out of the tree; if "
             f"they are equal on all ranks, save them with replicated={_patterns(of_ranks)}"
         )
     return text

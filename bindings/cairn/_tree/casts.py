@@ -6,10 +6,10 @@ import logging
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 from .._errors import InvalidArgument, counted
+from .paths import listed
 
 _log = logging.getLogger("cairn")
 _MAX_LISTED = 5  # Names in one message.
@@ -81,7 +81,7 @@ class Casts:
         """InvalidArgument that names what `may` has refused."""
         if self._refused:
             raise InvalidArgument(
-                f"{where}: {counted(len(self._refused), 'tensor')} of another dtype: {_listed(self._refused)}: "
+                f"{where}: {counted(len(self._refused), 'tensor')} of another dtype: {listed([*map(str, self._refused.values())], _MAX_LISTED)}: "
                 f"{self.way_out()}"
             )
 
@@ -104,7 +104,7 @@ class Casts:
             where,
             counted(len(self._done), "tensor"),
             lossy or "none",
-            _listed(self._done),
+            listed([*map(str, self._done.values())], _MAX_LISTED),
         )
 
 
@@ -131,8 +131,3 @@ def _converts(stored: str, given: str) -> bool:
     except (RuntimeError, TypeError):
         return False
     return True
-
-
-def _listed(casts: dict[str, Cast]) -> str:
-    more = f", and {len(casts) - _MAX_LISTED} more" if len(casts) > _MAX_LISTED else ""
-    return ", ".join(str(one) for one in islice(casts.values(), _MAX_LISTED)) + more

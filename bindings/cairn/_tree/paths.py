@@ -14,7 +14,6 @@ from typing import Any
 from .._errors import Corrupt, InvalidArgument
 
 MAX_DEPTH = 64  # Levels of one tree.
-_MAX_LISTED = 20  # Names in one message.
 _COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
 _READS_OTHERWISE = re.compile(r"(?:0|-?[1-9][0-9]*|True|False|None|__metadata__)?")
 
@@ -64,10 +63,10 @@ def readable(name: str) -> str:
     return "/".join(repr(p.removeprefix("~s").replace("~1", "/").replace("~0", "~")) if "~" in p else p for p in parts)
 
 
-def listed(items: list[str]) -> str:
-    """Names for a message."""
-    more = f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
-    return ", ".join(items[:_MAX_LISTED]) + more
+def listed(items: list[str], most: int = 20) -> str:
+    """Names for a message, at most so many."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
 
 
 def is_compiled(name: str) -> bool:
