@@ -9,7 +9,7 @@
 
 #include "base/status_macros.h"
 #include "store/late_name.h"
-#include "store/manifest_file.h"
+#include "store/list.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/pins.h"

@@ -20,11 +20,22 @@
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "store/late_name.h"
-#include "store/manifest_file.h"
 #include "store/names.h"
 #include "store/paths.h"
 
 namespace cairn {
+
+Result<std::uint64_t> ManifestFileSize(const UniqueFd& fd, const std::string& path) {
+  struct stat found {};
+  if (::fstat(fd.get(), &found) != 0) return ErrnoStatus(errno, "stat of " + path);
+  if (!S_ISREG(found.st_mode)) return Error(StatusCode::kCorrupt, "{}: expected a regular file", path);
+  const auto size = static_cast<std::uint64_t>(found.st_size);
+  if (size > kMaxManifestBytes) {
+    return Error(StatusCode::kCorrupt, "{}: expected at most {} bytes, found {}", path, kMaxManifestBytes, size);
+  }
+  return size;
+}
+
 namespace {
 
 // Opening a file takes a network filesystem about a millisecond, so several threads wait at once. A short list needs

@@ -33,6 +33,8 @@ struct StoredCheckpoint {
 /// Checks that each shard exists with the manifest's length. Slow for many shards: use it before other checkpoints are
 /// removed in favour of this one. Corrupt names the first bad shard, NotFound the folder.
 [[nodiscard]] Status CheckShardFiles(const StoredCheckpoint& checkpoint);
+/// The length of an open manifest. Corrupt if it is not a regular file or is too long.
+[[nodiscard]] Result<std::uint64_t> ManifestFileSize(const UniqueFd& fd, const std::string& path);
 /// Reads only the manifest of an open folder. `path` is the manifest's, for messages.
 [[nodiscard]] Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path,
                                             std::uint64_t* bytes = nullptr);
