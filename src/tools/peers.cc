@@ -7,16 +7,18 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "advice/output_file.h"
 #include "advice/peers/coordinator.h"
 #include "advice/peers/member.h"
-#include "advice/peers/topology.h"
 #include "advice/place/topology.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
@@ -114,6 +116,38 @@ Result<PeersMeasured> LeadAndMeasure(const Set& set) {
   if (own.ok() || measured->status().message().starts_with(own.message())) return *std::move(measured);
   if (measured->ok()) return own;
   return Error(own.code(), "{}; on rank 0: {}", measured->status().message(), own.message());
+}
+
+/// Names of the ranks as devices: the host, and behind it "/RANK" where several are on one.
+std::vector<std::string> DeviceNames(const std::vector<PeersMeasured::Rank>& ranks) {
+  std::map<std::string, int> on_host;
+  for (const PeersMeasured::Rank& rank : ranks) ++on_host[rank.host];
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const std::string& host = ranks[i].host;
+    names.push_back(on_host[host] == 1 ? host : fmt::format("{}/{}", host, i));
+  }
+  return names;
+}
+
+/// What `cairn place` reads (advice/place/topology.h), without a job. Its links are the same in both directions: of the
+/// two measured rates it has the lower one.
+json ToTopology(const PeersMeasured& measured) {
+  const std::vector<std::string> names = DeviceNames(measured.ranks);
+  json devices = json::array();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    devices.push_back({{"name", names[i]}, {"domain", measured.ranks[i].domain}});
+  }
+  const std::vector<std::vector<double>> none(names.size(), std::vector<double>(names.size()));
+  std::vector<std::vector<double>> delays = none;
+  std::vector<std::vector<double>> rates = none;
+  for (const auto& [ranks, link] : measured.pairs) {
+    const auto first = static_cast<std::size_t>(ranks.first);
+    const auto second = static_cast<std::size_t>(ranks.second);
+    delays[first][second] = delays[second][first] = 1e3 * link.delay_seconds;
+    rates[first][second] = rates[second][first] = std::min(link.there, link.back);
+  }
+  return {{"devices", devices}, {"delay_ms", delays}, {"bytes_per_second", rates}};
 }
 
 /// Everything, both directions too.
