@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -56,6 +57,10 @@ class CudaContext {
   Status SetSticky(CUresult result, std::string_view what) const CAIRN_EXCLUDES(mutex_);
   /// Ok, or the sticky error.
   [[nodiscard]] Status sticky() const CAIRN_EXCLUDES(mutex_);
+
+  /// Whether the driver knows this address of the host's memory: it is pinned, by anybody, or managed. False if the
+  /// driver fails.
+  [[nodiscard]] bool KnowsHostMemory(const std::byte* at) const;
 
   /// The NUMA node next to the GPU; none if it is unknown.
   [[nodiscard]] std::optional<NumaNode> FindNumaNode() const;

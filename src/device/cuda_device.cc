@@ -11,7 +11,6 @@
 #include "device/cuda_context.h"
 #include "device/cuda_copy_plan.h"
 #include "device/cuda_enqueue.h"
-#include "device/cuda_host_memory.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_nvtx.h"
 #include "device/cuda_sums.h"
@@ -48,7 +47,7 @@ class CudaDevice final : public Device {
   Status CheckSums(std::span<const CopyPiece> pieces) const override { return sums_.Check(pieces); }
   std::optional<NumaNode> numa_node() const override { return context_.FindNumaNode(); }
   Status CheckLayout(const StridedLayout& layout) const override;
-  bool IsWrittenByStreams(const std::byte* at) const override { return IsDriversMemory(context_, at); }
+  bool IsWrittenByStreams(const std::byte* at) const override { return context_.KnowsHostMemory(at); }
 
   Status PinMemory(MutableBytes memory) override;
   void UnpinMemory(MutableBytes memory) override;
