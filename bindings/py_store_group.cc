@@ -2,13 +2,13 @@
 
 #include <pybind11/stl.h>
 
+#include <future>
 #include <optional>
 #include <thread>
 #include <utility>
-#include <vector>
 
-#include "base/mutex.h"
 #include "base/status_macros.h"
+#include "group/blocking.h"
 #include "py_calls.h"
 
 namespace py = pybind11;
@@ -16,38 +16,15 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-/// The result of one wait.
+/// What comes of `waiting`, which always ends, at the latest by its deadline. A signal's exception ends the wait too.
 template <typename T>
-class Answer {
- public:
-  void Set(Result<T> result) CAIRN_EXCLUDES(mutex_) {
-    {
-      MutexLock lock(mutex_);
-      result_ = std::move(result);
-    }
-    changed_.NotifyAll();
-  }
-  /// Always ends, at the latest by the deadline. A signal's exception ends it too.
-  T Wait() CAIRN_EXCLUDES(mutex_) {
-    RaiseIfError(Interruptible(Deadline::Infinite, [&](Deadline slice) { return WaitUntil(slice); }));
-    return ValueOrRaise(Get());
-  }
-
- private:
-  Status WaitUntil(Deadline deadline) CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    while (!result_ && changed_.WaitUntil(mutex_, deadline)) continue;
-    return result_ ? Status::Ok() : Status(StatusCode::kDeadlineExceeded, "");
-  }
-  Result<T> Get() CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    return *std::move(result_);
-  }
-
-  Mutex mutex_;
-  CondVar changed_;
-  std::optional<Result<T>> result_ CAIRN_GUARDED_BY(mutex_);
-};
+T Wait(std::future<T> waiting) {
+  RaiseIfError(Interruptible(Deadline::Infinite, [&](Deadline slice) {
+    const bool ended = waiting.wait_until(slice.when()) == std::future_status::ready;
+    return ended ? Status::Ok() : Status(StatusCode::kDeadlineExceeded, "");
+  }));
+  return waiting.get();
+}
 
 bool InterpreterEnds() {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -147,27 +124,12 @@ void PyStoreGroup::Announce(const std::string& key, std::string message) {
 }
 
 py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
-  struct Collected {
-    std::vector<std::optional<std::string>> messages;  // By rank.
-    Status end;
-  };
-  const auto answer = std::make_shared<Answer<Collected>>();
-  const auto all = std::make_shared<Collected>();
-  all->messages.resize(static_cast<std::size_t>(group().size()));
-  Unlocked([&] {
-    group().Collect(
-        key, DeadlineFrom(timeout),
-        [all](int rank, std::string message) { all->messages[static_cast<std::size_t>(rank)] = std::move(message); },
-        [all, answer](Status end) {
-          all->end = std::move(end);
-          answer->Set(std::move(*all));
-        });
-  });
-  const Collected collected = answer->Wait();
+  const CollectedMessages collected =
+      Wait(Unlocked([&] { return CollectMessages(group(), key, DeadlineFrom(timeout)); }));
   py::list messages;
-  for (std::size_t rank = 1; rank < collected.messages.size(); ++rank) {
-    const std::optional<std::string>& message = collected.messages[rank];
-    messages.append(message ? py::object(py::bytes(*message)) : py::none());
+  for (int rank = 1; rank < group().size(); ++rank) {
+    const auto message = collected.messages.find(rank);
+    messages.append(message == collected.messages.end() ? py::object(py::none()) : py::bytes(message->second));
   }
   if (collected.end.ok()) return py::make_tuple(messages, py::none());
   const std::string kind(StatusCodeName(collected.end.code()));
@@ -175,21 +137,11 @@ py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
 }
 
 py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {
-  const auto answer = std::make_shared<Answer<std::string>>();
-  Unlocked([&] {
-    group().Await(key, DeadlineFrom(timeout),
-                  [answer](Result<std::string> message) { answer->Set(std::move(message)); });
-  });
-  return {answer->Wait()};
+  return {ValueOrRaise(Wait(Unlocked([&] { return AwaitMessage(group(), key, DeadlineFrom(timeout)); })))};
 }
 
 NodeRanks PyStoreGroup::CountNodeRanks(double timeout) {
-  const auto answer = std::make_shared<Answer<NodeRanks>>();
-  Unlocked([&] {
-    MeetNodeRanks(group(), NodeName(), true, DeadlineFrom(timeout),
-                  [answer](NodeRanks ranks) { answer->Set(std::move(ranks)); });
-  });
-  return answer->Wait();
+  return Wait(Unlocked([&] { return FindNodeRanks(group(), true, DeadlineFrom(timeout)); }));
 }
 
 void BindStoreGroup(py::module_& module) {

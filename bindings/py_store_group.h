@@ -32,7 +32,7 @@ class PyStoreGroup {
   /// error).
   pybind11::tuple Collect(const std::string& key, double timeout);
   pybind11::bytes Await(const std::string& key, double timeout);
-  /// See MeetNodeRanks; waits at most `timeout` seconds.
+  /// See FindNodeRanks; waits at most `timeout` seconds.
   NodeRanks CountNodeRanks(double timeout);
 
  private:

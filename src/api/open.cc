@@ -128,7 +128,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   const std::shared_ptr<Group> group = options.group != nullptr ? options.group : std::make_shared<SoloGroup>();
   const bool depends = DependOnNodeRanks(options);
   const NodeRanks node =
-      wiring.node ? *wiring.node : FindNodeRanks(*group, depends, Deadline::In(options.group_timeout));
+      wiring.node ? *wiring.node : FindNodeRanks(*group, depends, Deadline::In(options.group_timeout)).get();
   CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options, node.count));
   const bool grows = options.host_memory_bytes == 0;
   auto impl = std::make_unique<Impl>(std::move(resolved), grows, node.count);

@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -206,10 +205,10 @@ void MeetNodeRanks(Group& group, const std::string& name, bool needed, Deadline 
       });
 }
 
-NodeRanks FindNodeRanks(Group& group, bool needed, Deadline deadline) {
+std::future<NodeRanks> FindNodeRanks(Group& group, bool needed, Deadline deadline) {
   const auto found = std::make_shared<std::promise<NodeRanks>>();
   MeetNodeRanks(group, NodeName(), needed, deadline, [found](NodeRanks ranks) { found->set_value(std::move(ranks)); });
-  return found->get_future().get();
+  return found->get_future();
 }
 
 }  // namespace cairn

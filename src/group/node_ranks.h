@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <string>
 
 #include "cairn/group.h"
@@ -34,7 +35,7 @@ struct NodeRanks {
 /// at the latest, once, from any thread.
 void MeetNodeRanks(Group& group, const std::string& name, bool needed, Deadline deadline,
                    std::function<void(NodeRanks)> then);
-/// Waits for it.
-[[nodiscard]] NodeRanks FindNodeRanks(Group& group, bool needed, Deadline deadline);
+/// The same for a caller that blocks; not for one in a callback of the group.
+[[nodiscard]] std::future<NodeRanks> FindNodeRanks(Group& group, bool needed, Deadline deadline);
 
 }  // namespace cairn

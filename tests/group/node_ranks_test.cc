@@ -58,7 +58,7 @@ class NodeRanksTest : public testing::Test {
     for (const auto& [name, value] : variables) set.push_back(std::make_unique<Variable>(name, value));
     if (size == 1) {
       SoloGroup alone;
-      return FindNodeRanks(alone, true, Deadline::Infinite());
+      return FindNodeRanks(alone, true, Deadline::Infinite()).get();
     }
     std::vector<std::string> nodes(static_cast<std::size_t>(size), "elsewhere");
     nodes[1] = nodes[2] = "here";
@@ -83,11 +83,12 @@ TEST_F(NodeRanksTest, WithoutNamesItIsTheWholeGroup) {
     EXPECT_TRUE(one.guessed);
   }
   const auto groups = MakeLocalGroup(3);
-  const NodeRanks late = FindNodeRanks(*groups[0], true, Deadline::In(kSoon));
+  const NodeRanks late = FindNodeRanks(*groups[0], true, Deadline::In(kSoon)).get();
   EXPECT_EQ(late.count, 3U);
   EXPECT_TRUE(late.guessed);
   EXPECT_THAT(late.source, HasSubstr("nothing from ranks 1, 2"));
-  EXPECT_EQ(FindNodeRanks(*groups[1], true, Deadline::Infinite()).count, 3U) << "it hears at once that nobody knows";
+  EXPECT_EQ(FindNodeRanks(*groups[1], true, Deadline::Infinite()).get().count, 3U)
+      << "it hears at once that nobody knows";
 }
 
 TEST_F(NodeRanksTest, ALauncherIsBelieved) {
