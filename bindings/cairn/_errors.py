@@ -95,29 +95,16 @@ def unless_disk_hangs(check: Callable[[], object]) -> None:
             raise
 
 
-# The numbers of StatusCode in include/cairn/status.h.
-CODES = {
-    kind.__name__: number
-    for number, kind in enumerate(
-        (
-            InvalidArgument,
-            NotFound,
-            AlreadyExists,
-            FailedPrecondition,
-            ResourceExhausted,
-            NoSpace,
-            Corrupt,
-            IoError,
-            DeviceError,
-            DeadlineExceeded,
-            Cancelled,
-            UnknownOutcome,
-            Unsupported,
-            Internal,
-        ),
-        start=1,
-    )
-}
+# The numbers of StatusCode in include/cairn/status.h, which has them in the order of the classes above.
+CODES = {kind.__name__: number for number, kind in enumerate(Error.__subclasses__(), start=1)}
+
+
+def error_named(name: str, text: str, detail: int = 0) -> Error:
+    """Another rank's error: of the class with this name, or an Error if it was none of these classes."""
+    kind: type[Error] = globals()[name] if name in CODES else Error
+    error = kind(text)
+    error.detail = detail
+    return error
 
 
 def status_of(error: BaseException) -> tuple[int, str, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 import weakref
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _exit
 from ._errors import DeadlineExceeded
+from ._paths import step_named
 
 if TYPE_CHECKING:
     from ._core import Save
 
 _log = logging.getLogger("cairn")
-_STEP = re.compile(r"step-(\d{20})")
 
 
 class Paths(Protocol):
@@ -45,9 +44,8 @@ def wait_for(root: str, step: int | None, folder: str, timeout: float) -> None:
         for store in list(path_stores):
             store.await_path(folder, timeout)
         root, name = os.path.split(os.path.realpath(folder))
-        if (found := _STEP.fullmatch(name)) is None:
+        if (step := step_named(name)) is None:
             return
-        step = int(found[1])
     root = os.path.realpath(root)
     for writer in list(_exit.open_engines):
         started = [one for one in writer.started() if step is None or one.step == step]

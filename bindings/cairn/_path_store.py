@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -43,7 +42,7 @@ from ._errors import (
     unless_disk_hangs,
 )
 from ._loading import reader_of
-from ._paths import is_checkpoint, local_path
+from ._paths import is_checkpoint, local_path, step_folder, steps_in
 from ._save import Save
 
 _log = logging.getLogger("cairn")
@@ -321,10 +320,10 @@ def _mount_of(folder: str) -> tuple[int, str]:
 def _sweep(checkpointer: Checkpointer) -> int:
     """Removes what a crash left in the root, and returns the first number that is free."""
     root = checkpointer.root
-    left = [int(found[1]) for name in os.listdir(root) if (found := re.fullmatch(r"step-(\d{20})", name))]
+    left = steps_in(root)
     for step in left:
         # A crash left it: the new checkpoint before it had its path, or the old one that the path had before.
-        name = os.path.join(root, f"step-{step:020}")
+        name = step_folder(root, step)
         try:
             os.unlink(name) if os.path.islink(name) else checkpointer.remove(step)
         except (Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""Paths as users write them."""
+"""Paths as users write them, and the folders of checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,23 @@ def checkpoint_path(path: str | os.PathLike[str], what: str = "the path") -> str
     found = local_path(path, what)
     folder, name = os.path.split(found)
     match = re.fullmatch(r"step-([0-9]{1,20})", name)
-    return found if match is None or os.path.exists(found) else os.path.join(folder, f"step-{int(match[1]):020}")
+    return found if match is None or os.path.exists(found) else step_folder(folder, int(match[1]))
+
+
+def step_folder(root: str, step: int) -> str:
+    """Where a root has its checkpoint of this step."""
+    return os.path.join(root, f"step-{step:020}")
+
+
+def step_named(folder: str) -> int | None:
+    """The step of a checkpoint's folder, from its name alone."""
+    match = re.fullmatch(r"step-(\d{20})", folder)
+    return int(match[1]) if match else None
+
+
+def steps_in(root: str) -> list[int]:
+    """Those of whatever has a checkpoint's name in a root, in any order."""
+    return [step for name in os.listdir(root) if (step := step_named(name)) is not None]
 
 
 def is_checkpoint(path: str) -> bool:

@@ -66,11 +66,12 @@ from ._huggingface.contents import (
     weights_of,
 )
 from ._huggingface.export import export, read_model, read_trainer, reader
-from ._huggingface.found import last_checkpoint, root_of, step_folder, step_of, stock_step
+from ._huggingface.found import last_checkpoint, root_of, step_of, stock_step
 from ._huggingface.model_folder import Companions, Files, ModelFiles, config_text
 from ._huggingface.refusals import check_search, check_supported
 from ._huggingface.run import REPLICATED, Run
 from ._huggingface.stop import use_own_stop
+from ._paths import step_folder
 from ._protect import inner_optimizer
 from ._rng import RngState
 from ._tree.casts import allows_loss

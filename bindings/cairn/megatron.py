@@ -46,6 +46,7 @@ from ._dcp.items import Items, Piece
 from ._dcp.plain_values import check_storable
 from ._dcp.reader import StorageReader
 from ._errors import InvalidArgument, Unsupported
+from ._paths import step_folder
 from ._save import Save
 from ._tree.casts import allows_loss
 
@@ -127,7 +128,7 @@ class SaveStrategy(base.AsyncSaveShardedStrategy):
         def publish() -> None:
             save.wait()
             if checkpointer.rank == 0:
-                checkpointer.publish(step, os.path.join(folder, f"step-{step:020}"))
+                checkpointer.publish(step, step_folder(folder, step))
 
         def finalize() -> None:
             checkpointer._engine.ranks.together("publish", publish)  # Else the others would wait in Megatron's barrier.

@@ -40,7 +40,7 @@ except ImportError as error:
 from ._checkpointer import Checkpointer
 from ._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound, unless_disk_hangs
 from ._loading import for_reading
-from ._paths import local_path
+from ._paths import local_path, steps_in
 from ._save import Save
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ __all__ = ["Checkpoints", "Manager"]
 
 _log = logging.getLogger("cairn")
 _RETENTION = re.compile("keep_|best_")  # Options: a group's own steps are removed after the shared ones.
-_STEP = re.compile(r"step-(\d{20})")  # A checkpoint's folder.
 _STATE = "torchft"  # The Manager's key in a checkpoint.
 
 
@@ -291,7 +290,7 @@ class Checkpoints:
         """Removes this group's own steps before the oldest shared one, so that each shared one keeps its own part."""
         if checkpointer._engine.ranks.rank != 0:
             return
-        shared = [int(found[1]) for name in os.listdir(self._shared_root) if (found := _STEP.fullmatch(name))]
+        shared = steps_in(self._shared_root)
         for step in checkpointer.steps() if shared else []:
             if step < min(shared):
                 checkpointer.remove(step)

@@ -30,7 +30,7 @@ except ImportError as error:
 from ._checkpointer import Checkpointer
 from ._dcp.direct import load_into, start_save
 from ._errors import InvalidArgument, Unsupported, unless_disk_hangs
-from ._paths import is_checkpoint
+from ._paths import is_checkpoint, step_folder
 from ._tree.casts import allows_loss
 
 
@@ -162,7 +162,7 @@ class CheckpointManager(_DcpManager):
     def _create_checkpoint_id(self, step: int, folder: str = "") -> str:
         """Where Cairn's checkpoint of the step is, or will be; what DCP or Hugging Face's writer has there otherwise."""
         stock: str = super()._create_checkpoint_id(step, folder)
-        ours = os.path.join(folder or self.folder, f"step-{step:020}")
+        ours = step_folder(folder or self.folder, step)
         return stock if os.path.isdir(stock) and not os.path.isdir(ours) else ours
 
     def _purge_stale_checkpoints(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from .._paths import step_folder, step_named
 from .export import reader
 
 _log = logging.getLogger("cairn")
@@ -20,15 +21,11 @@ def root_of(output_dir: str | os.PathLike[str], root: str | os.PathLike[str] | N
     return os.fspath(root or os.path.join(output_dir, "cairn"))
 
 
-def step_folder(root: str, step: int) -> str:
-    return os.path.join(root, f"step-{step:020d}")
-
-
 def step_of(folder: str | os.PathLike[str], root: str) -> int | None:
     """The step, if the folder is a checkpoint under this root."""
     path = Path(folder)
-    found = re.fullmatch(r"step-(\d{20})", path.name)
-    return int(found[1]) if found and path.is_dir() and path.parent.samefile(root) else None
+    step = step_named(path.name)
+    return step if step is not None and path.is_dir() and path.parent.samefile(root) else None
 
 
 def stock_step(folder: str | os.PathLike[str]) -> int | None:

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from .. import _core, _errors
-from .._errors import DeadlineExceeded, Error
+from .. import _core
+from .._errors import DeadlineExceeded, Error, error_named
 from .stopping import Agreement
 from .store_link import StoreLink
 from .stores import resolve
@@ -122,16 +122,7 @@ def _encode_error(error: BaseException) -> bytes:
     return json.dumps({"error": type(error).__name__, "message": str(error), "detail": detail}).encode()
 
 
-def _decode_error(who: str, message: bytes) -> Error | None:
-    said = json.loads(message)
-    if "error" not in said:
-        return None
-    kind: type[Error] = getattr(_errors, said["error"]) if said["error"] in _errors.CODES else Error
-    error = kind(who + said["message"])
-    error.detail = said["detail"]
-    return error
-
-
 def _raise_if_error(who: str, message: bytes) -> None:
-    if error := _decode_error(who, message):
-        raise error
+    said = json.loads(message)
+    if "error" in said:
+        raise error_named(said["error"], who + said["message"], said["detail"])

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from .. import _core, _errors, _threads
-from .._errors import CODES, DeadlineExceeded, Error
+from .. import _core, _threads
+from .._errors import DeadlineExceeded, Error, error_named
 from .stores import Connection
 
 _OPENING = 1.0  # Seconds that a call waits longer while ranks open the root: those who open it say what is wrong.
@@ -103,14 +103,14 @@ class StoreLink:
             if kind == "passed":
                 raise _PassedOver
             name, text, *heard = parts
-            error = (getattr(_errors, name.decode()) if name.decode() in CODES else Error)(text.decode())
+            theirs = error_named(name.decode(), text.decode())
             if heard and not heard[self._rank] and not joins_late:
-                raise _PassedOver(error)
+                raise _PassedOver(theirs)
             if heard:
                 heard[self._rank] = b"=" + message
                 if all(heard):  # This rank alone was late.
                     return [said[1:] for said in heard]
-            raise error
+            raise theirs
         try:
             messages, error = self.core.collect(key, timeout)
         except BaseException as interrupt:
