@@ -1,7 +1,6 @@
 #include "device/cuda_sum_plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace cairn {
 namespace {
@@ -12,11 +11,6 @@ constexpr std::size_t kMaxTables = 32;
 }  // namespace
 
 static_assert(kernels::kSumBlock == kChecksumBlock);
-
-std::size_t CudaSumPlan::slices() const {
-  return std::accumulate(tables.begin(), tables.end(), std::size_t{0},
-                         [](std::size_t sum, const kernels::SumTable& table) { return sum + SlicesOf(table); });
-}
 
 std::optional<CudaSumPlan> PlanCudaSums(std::span<const CopyPiece> pieces, std::uint64_t most_bytes) {
   CudaSumPlan plan;

@@ -15,9 +15,6 @@ namespace cairn {
 /// the other's.
 struct CudaSumPlan {
   std::vector<kernels::SumTable> tables;
-
-  /// How many numbers.
-  [[nodiscard]] std::size_t slices() const;
 };
 
 /// Null if the kernel does not serve the batch: a piece of a tensor with strides, or in rows, or beyond its tensor's

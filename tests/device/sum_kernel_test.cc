@@ -61,8 +61,10 @@ class SumKernel : public testing::TestWithParam<From> {
     }
     std::optional<CudaSumPlan> plan = PlanCudaSums(pieces, std::uint64_t{1} << 30);
     ASSERT_TRUE(plan);
-    ASSERT_LE(plan->slices(), MaxSlices(expected.size()));
-    std::vector<std::uint32_t> slices(plan->slices(), 0xdeadbeef);
+    std::size_t count = 0;
+    for (const kernels::SumTable& table : plan->tables) count += SlicesOf(table);
+    ASSERT_LE(count, MaxSlices(expected.size()));
+    std::vector<std::uint32_t> slices(count, 0xdeadbeef);
     PlaceSlices(*plan, slices.data());
     std::vector<int> stores(slices.size());
     KernelMemory access([&](std::uint64_t address, std::size_t bytes, bool writes) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -18,10 +19,17 @@ class Network {
   };
 
   /// All links have no delay and no limit. `domains`: of each device, an index of `domain_names`.
-  Network(std::vector<std::string> names, std::vector<std::size_t> domains, std::vector<std::string> domain_names);
+  Network(std::vector<std::string> names, std::vector<std::size_t> domains, std::vector<std::string> domain_names)
+      : names_(std::move(names)),
+        domains_(std::move(domains)),
+        domain_names_(std::move(domain_names)),
+        costs_(names_.size() * names_.size()) {}
 
   /// Both directions. The rate is above 0.
-  void SetLink(std::size_t from, std::size_t to, Link link);
+  void SetLink(std::size_t from, std::size_t to, Link link) {
+    const Cost cost{.delay = link.delay_seconds, .seconds_per_byte = 1 / link.bytes_per_second};
+    costs_[from * names_.size() + to] = costs_[to * names_.size() + from] = cost;
+  }
 
   [[nodiscard]] std::size_t devices() const { return names_.size(); }
   [[nodiscard]] const std::string& name(std::size_t device) const { return names_[device]; }
