@@ -174,13 +174,15 @@ std::int64_t TorchReader::Version(py::handle tensor) const {
   return kNoVersion;
 }
 
-bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {
+bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape, std::int64_t* room) const {
   const std::size_t before = shape.size();
   if (to_dlpack_ != nullptr ? ReadDlpack(tensor, dense, shape) : ReadAttributes(tensor, dense, shape)) {
     const std::size_t item = DTypeSize(dense.dtype);
     auto bytes = static_cast<std::int64_t>(item);
     for (std::size_t d = before; d < shape.size(); ++d) bytes *= shape[d];
-    if (bytes == 0 || Room(tensor, item) >= bytes) return true;
+    const std::int64_t found = bytes == 0 ? 0 : Room(tensor, item);
+    if (room != nullptr) *room = found;
+    if (found >= bytes) return true;
   }
   PyErr_Clear();
   shape.resize(before);

@@ -32,7 +32,9 @@ class TorchReader {
   /// Fills `dense` and appends the extents to `shape`. Returns false, with nothing appended and no exception pending,
   /// for tensors that need more work: not dense, conjugated or negated, of another dtype, on another device, or in a
   /// storage that has become too small.
-  [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
+  /// Returns in `room` what Room does for it, unless that is null or the tensor has no bytes.
+  [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape,
+                          std::int64_t* room = nullptr) const;
   /// Where the memory of a tensor is now; null if it has none any more.
   [[nodiscard]] const void* Address(pybind11::handle tensor) const;
   /// Bytes from the tensor's first element, of `item` bytes, to the end of its storage, which may have been resized:

@@ -77,6 +77,12 @@ void PrefetchContent(PyObject* tensor) {
   }
 }
 
+const std::byte* LastRowOf(const StridedLayout& layout) {
+  const std::byte* row = layout.base;
+  for (const StridedLayout::Dimension& dimension : layout.outer) row += (dimension.size - 1) * dimension.stride;
+  return row;
+}
+
 // A dict's keys and values at one moment, in its own order, which is not an OrderedDict's.
 py::tuple ItemsOf(const py::dict& of) {
   while (true) {
@@ -115,7 +121,8 @@ void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::o
                            .name_end = seen_.names.size(),
                            .extents_end = seen_.extents.size(),
                            .bytes = view[6].cast<std::uint64_t>()});
-  given_.push_back({tensor.is_none() ? py::handle() : py::handle(tensor), seen_.tensors.back().dense.data});
+  given_.push_back(
+      {tensor.is_none() ? py::handle() : py::handle(tensor), seen_.tensors.back().dense.data, std::nullopt});
   kept_.push_back(tensor);
 }
 
@@ -128,7 +135,8 @@ void TreeTensors::Prefetch(std::span<PyObject* const> values, std::size_t at) co
   if (torch_->Knows(values[at + kAhead])) PrefetchContent(values[at + kAhead]);
 }
 
-void TreeTensors::AddRead(std::string_view prefix, std::string_view key, Tensor tensor, py::handle value) {
+void TreeTensors::AddRead(std::string_view prefix, std::string_view key, Tensor tensor, py::handle value,
+                          std::optional<std::int64_t> room) {
   if (!prefix.empty()) {
     seen_.names += prefix;
     seen_.names += '/';
@@ -137,7 +145,7 @@ void TreeTensors::AddRead(std::string_view prefix, std::string_view key, Tensor 
   tensor.name_end = seen_.names.size();
   tensor.extents_end = seen_.extents.size();
   seen_.tensors.push_back(tensor);
-  given_.push_back({value, tensor.dense.data});
+  given_.push_back({value, tensor.dense.data, room});
 }
 
 py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std::string_view prefix,
@@ -172,9 +180,10 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
       text += mark;
     }
     Tensor tensor;
-    if (torch_ != nullptr && torch_->Knows(value) && torch_->Read(value, tensor.dense, seen_.extents)) {
+    std::int64_t room = 0;
+    if (torch_ != nullptr && torch_->Knows(value) && torch_->Read(value, tensor.dense, seen_.extents, &room)) {
       text += R"(["t"])";
-      AddRead(prefix, key, tensor, value);
+      AddRead(prefix, key, tensor, value, room);
       continue;
     }
     if (nests && PyDict_CheckExact(value.ptr()) != 0) {
@@ -223,9 +232,10 @@ void TreeTensors::AddDict(const Leaves& leaves, std::size_t begin, std::string_v
     text += name.substr(key.size() + 1);
     text += "\":";
     Tensor tensor;
-    if (torch_->Read(value, tensor.dense, seen_.extents)) {
+    std::int64_t room = 0;
+    if (torch_->Read(value, tensor.dense, seen_.extents, &room)) {
       text += R"(["t"])";
-      AddRead(prefix, name, tensor, value);
+      AddRead(prefix, name, tensor, value, room);
     } else {
       text += node(value, Joined(prefix, name)).cast<std::string_view>();
     }
@@ -269,7 +279,7 @@ py::object TreeTensors::MatchAll(const py::list& keys, const py::list& nodes, co
     Tensor tensor;
     const bool fit = fits(tensor);
     if (fit) {
-      AddRead(prefix, key, tensor, values[i]);
+      AddRead(prefix, key, tensor, values[i], std::nullopt);
     } else {
       seen_.extents.resize(extents_begin);
     }
@@ -356,8 +366,7 @@ Result<State> TreeTensors::Build(LastSave& last) {
 
 std::uint64_t TreeTensors::EndsOf(const StridedLayout& layout) {
   constexpr std::uint64_t kSpread = 0x9E37'79B9'7F4A'7C15;  // So that equal ends do not cancel each other.
-  const std::byte* last_row = layout.base;
-  for (const StridedLayout::Dimension& dimension : layout.outer) last_row += (dimension.size - 1) * dimension.stride;
+  const std::byte* const last_row = LastRowOf(layout);
   const std::size_t bytes = std::min<std::uint64_t>(layout.row_bytes, sizeof(std::uint64_t));
   std::uint64_t first = 0;
   std::uint64_t last = 0;
@@ -376,6 +385,13 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
     constexpr std::uint32_t kSpread = 0x9E37'79B1;
     return (std::uint64_t{i * kSpread} * given_.size()) >> 32 < kLookedAt;
   };
+  // Each is at another place, and in no cache.
+  for (std::uint32_t i = 0; ends && i < given_.size(); ++i) {
+    const StridedLayout& layout = table[i].layout;
+    if (table[i].device.kind != DeviceKind::kCpu || table[i].bytes() == 0 || !is_looked_at(i)) continue;
+    __builtin_prefetch(layout.base);
+    __builtin_prefetch(LastRowOf(layout) + layout.row_bytes - 1);
+  }
   auto copied = table.small().begin();  // In the call of Save; ascending.
   for (std::uint32_t i = 0; i < given_.size(); ++i) {
     if (copied != table.small().end() && *copied == i) {
@@ -385,7 +401,9 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
       Source source{.entry = i,
                     .tensor = py::reinterpret_borrow<py::object>(given_[i].tensor),
                     .data = given_[i].data,
-                    .room = known ? torch_->Room(given_[i].tensor, DTypeSize(table[i].dtype)) : 0,
+                    .room = given_[i].room ? *given_[i].room
+                            : known        ? torch_->Room(given_[i].tensor, DTypeSize(table[i].dtype))
+                                           : 0,
                     .version = known && versions ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion};
       const bool uncounted = source.version == TorchReader::kNoVersion;
       if (ends && table[i].device.kind == DeviceKind::kCpu && (uncounted || is_looked_at(i))) {

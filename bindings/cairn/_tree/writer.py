@@ -222,6 +222,8 @@ class Writer:
         may be millions. None if they are others, or one of them has to be written or refused by itself."""
         if len(children) <= _FEW or not SIMPLE.issuperset(map(type, children)):
             return None
+        if keys is not None and not _TEXT.issuperset(map(type, keys)):
+            return None
         ints = [child for child in children if type(child) is int]
         if ints and not -(2**63) <= min(ints) <= max(ints) < 2**63:
             return None
@@ -234,13 +236,16 @@ class Writer:
 
     def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
         keys, children = items_of(value, name)
-        as_object = not head and _TEXT.issuperset(map(type, keys))
+        as_object = not head
         if as_object and (simple := self._simple(children, keys)) is not None:
             return self._heavy(simple, name)
         self._enter(value, name)
         # In C++ if possible: there may be 100,000 tensors, and the caller waits.
         nests = len(self._open) < MAX_DEPTH
         text = self._sink.add_all(keys, children, name, ":" if as_object else ",", nests, self.node)
+        if text is None and as_object and not _TEXT.issuperset(map(type, keys)):
+            as_object = False
+            text = self._sink.add_all(keys, children, name, ",", nests, self.node)
         if text is None:
             named = zip(keys, children, strict=True)
             nodes = [self.node(child, join(name, part_of(key, name))) for key, child in named]
