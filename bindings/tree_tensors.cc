@@ -121,8 +121,9 @@ void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::o
                            .name_end = seen_.names.size(),
                            .extents_end = seen_.extents.size(),
                            .bytes = view[6].cast<std::uint64_t>()});
-  given_.push_back(
-      {tensor.is_none() ? py::handle() : py::handle(tensor), seen_.tensors.back().dense.data, std::nullopt});
+  const bool known = torch_ != nullptr && torch_->Knows(tensor);
+  given_.push_back({tensor.is_none() ? py::handle() : py::handle(tensor), seen_.tensors.back().dense.data,
+                    known ? torch_->Room(tensor, DTypeSize(*dtype)) : 0});
   kept_.push_back(tensor);
 }
 
@@ -136,7 +137,7 @@ void TreeTensors::Prefetch(std::span<PyObject* const> values, std::size_t at) co
 }
 
 void TreeTensors::AddRead(std::string_view prefix, std::string_view key, Tensor tensor, py::handle value,
-                          std::optional<std::int64_t> room) {
+                          std::int64_t room) {
   if (!prefix.empty()) {
     seen_.names += prefix;
     seen_.names += '/';
@@ -279,7 +280,7 @@ py::object TreeTensors::MatchAll(const py::list& keys, const py::list& nodes, co
     Tensor tensor;
     const bool fit = fits(tensor);
     if (fit) {
-      AddRead(prefix, key, tensor, values[i], std::nullopt);
+      AddRead(prefix, key, tensor, values[i], 0);
     } else {
       seen_.extents.resize(extents_begin);
     }
@@ -401,9 +402,7 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
       Source source{.entry = i,
                     .tensor = py::reinterpret_borrow<py::object>(given_[i].tensor),
                     .data = given_[i].data,
-                    .room = given_[i].room ? *given_[i].room
-                            : known        ? torch_->Room(given_[i].tensor, DTypeSize(table[i].dtype))
-                                           : 0,
+                    .room = given_[i].room,
                     .version = known && versions ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion};
       const bool uncounted = source.version == TorchReader::kNoVersion;
       if (ends && table[i].device.kind == DeviceKind::kCpu && (uncounted || is_looked_at(i))) {

@@ -99,7 +99,7 @@ class TreeTensors {
   struct Given {
     pybind11::handle tensor;  // Null if the memory is a copy. Borrowed: all_given_ or kept_ holds it.
     const void* data;
-    std::optional<std::int64_t> room;  // If it was read already.
+    std::int64_t room;  // As Source has it.
   };
 
   struct Extents {
@@ -122,8 +122,7 @@ class TreeTensors {
   [[nodiscard]] Extents ExtentsOf(std::size_t i) const;
   void Prefetch(std::span<PyObject* const> values, std::size_t at) const;
   /// Adds a tensor that was read, whose shape is appended already.
-  void AddRead(std::string_view prefix, std::string_view key, Tensor tensor, pybind11::handle value,
-               std::optional<std::int64_t> room);
+  void AddRead(std::string_view prefix, std::string_view key, Tensor tensor, pybind11::handle value, std::int64_t room);
 
   const std::shared_ptr<const TorchReader> torch_;
   Seen seen_;
