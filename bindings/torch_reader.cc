@@ -166,6 +166,13 @@ std::int64_t TorchReader::Room(py::handle tensor, std::size_t item) const {
   return bytes - offset * static_cast<std::int64_t>(item);
 }
 
+py::object TorchReader::Storage(py::handle tensor) const {
+  if (!Knows(tensor) && !PyObject_TypeCheck(tensor.ptr(), reinterpret_cast<PyTypeObject*>(tensor_.ptr()))) return {};
+  py::object storage = untyped_storage_(tensor);
+  if (!storage) PyErr_Clear();  // A subclass may have none.
+  return storage;
+}
+
 std::int64_t TorchReader::Version(py::handle tensor) const {
   if (get_version_ == nullptr) return kNoVersion;
   const auto version = py::reinterpret_steal<py::object>(get_version_->get(tensor.ptr(), get_version_->closure));

@@ -40,6 +40,8 @@ class TorchReader {
   /// Bytes from the tensor's first element, of `item` bytes, to the end of its storage, which may have been resized:
   /// then less than the tensor has, or negative. 0 if torch does not say.
   [[nodiscard]] std::int64_t Room(pybind11::handle tensor, std::size_t item) const;
+  /// The tensor's storage, which keeps its memory while nobody resizes it; null for what is no tensor of torch.
+  [[nodiscard]] pybind11::object Storage(pybind11::handle tensor) const;
   /// How often the tensor's content, or that of a tensor with the same memory, was changed in place: torch's
   /// `_version`. kNoVersion for what does not count (inference tensors).
   [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;

@@ -408,6 +408,10 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
       if (ends && table[i].device.kind == DeviceKind::kCpu && (uncounted || is_looked_at(i))) {
         source.ends = EndsOf(table[i].layout);
       }
+      // On a GPU what is freed is not unmapped.
+      if (torch_ != nullptr && table[i].device.kind == DeviceKind::kCpu) {
+        source.storage = torch_->Storage(given_[i].tensor);
+      }
       sources.push_back(std::move(source));
     }
   }

@@ -51,6 +51,8 @@ class TreeTensors {
     std::int64_t version;  ///< TorchReader::kNoVersion if it has none.
     /// See EndsOf; of those in CPU memory that have no version, and of some others.
     std::optional<std::uint64_t> ends = std::nullopt;
+    /// Of a torch tensor in CPU memory: so that what is read stays there if the tensor is given another one.
+    pybind11::object storage = {};
   };
   /// What a Checkpointer remembers of its last save.
   struct LastSave {

@@ -92,6 +92,24 @@ def test_what_moves_under_a_save_fails_it_by_name(make: Make, tensors: dict[str,
     assert checkpointer.steps() == [1, 2]
 
 
+OTHER_MEMORY: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "data": lambda tensor, other: setattr(tensor, "data", other),
+    "set_": lambda tensor, other: tensor.set_(other),  # type: ignore[call-overload]
+    "swapped": torch.utils.swap_tensors,
+}
+
+
+def test_memory_that_a_save_reads_lives_on_when_its_tensor_gets_other(make: Make) -> None:
+    checkpointer = make()
+    for step, (how, give) in enumerate(OTHER_MEMORY.items(), 1):
+        tensor = torch.ones(16_000_000)  # So large that it is unmapped when it is freed: reading it would be a SIGSEGV.
+        with checkpointer.pause_copies(3600):
+            save = checkpointer.save(step, {how: tensor})
+            give(tensor, torch.zeros(16_000_000))
+        with pytest.raises(cairn.FailedPrecondition, match=f'^step {step}: tensor "{how}": its memory was moved'):
+            save.wait()
+
+
 def test_waiting_for_the_capture_hears_of_it_in_the_end(make: Make) -> None:
     tensor = torch.ones(ELEMENTS)
     kept = tensor.detach()
