@@ -145,20 +145,28 @@ void AddRates(std::vector<Finding>& findings, const Measured& measured) {
                       .value = disk.commit_seconds});
 }
 
-/// What the disk's rate means for a job. `cairn tune` says it in the job's own numbers.
+/// What the rates mean for a job. `cairn tune` says it in the job's own numbers.
 void AddLaw(std::vector<Finding>& findings, const Rates& rates) {
-  double fastest = 0;
-  for (const IoShape& shape : rates.shapes) fastest = std::max(fastest, shape.write_rate);
+  constexpr std::uint64_t kGigabyte = 1'000'000'000;
+  const IoShape& shape =
+      *std::max_element(rates.shapes.begin(), rates.shapes.end(),
+                        [](const IoShape& a, const IoShape& b) { return a.write_rate < b.write_rate; });
+  const SlowestStage slowest = FindSlowestStage(rates, shape.write_rate);
+  const double first = EveryIterationSeconds(kGigabyte, rates, shape);
+  const double further = EveryIterationSeconds(2 * kGigabyte, rates, shape) - first;
   findings.push_back({.name = "a save of every iteration",
-                      .found = fmt::format("needs {} an iteration for each GB of a save; each GB that the pool has no "
-                                           "room for takes a fence as long",
-                                           HumanSeconds(1e9 / fastest)),
-                      .cost = "in shorter iterations the disk cannot take every save",
-                      .value = 1e9 / fastest});
+                      .found = fmt::format("needs {} an iteration for a save of 1 GB, and {} for each GB more ({} of {}, "
+                                           "the commit, and a reserve for when the disk is slow); each GB that the pool "
+                                           "has no room for takes a fence {}",
+                                           HumanSeconds(first), HumanSeconds(further),
+                                           HumanRate(slowest.bytes_per_second), slowest.name, HumanSeconds(further)),
+                      .cost = "in shorter iterations not every save is written in time",
+                      .value = first});
+  const double a_day = slowest.bytes_per_second * kDay;
   findings.push_back({.name = "endurance",
-                      .found = fmt::format("{:.3g} TB a day at this rate", fastest * kDay / 1e12),
+                      .found = fmt::format("{:.3g} TB a day at this rate", a_day / 1e12),
                       .cost = "compare with the drive's rated writes (DWPD or TBW)",
-                      .value = fastest * kDay});
+                      .value = a_day});
 }
 
 json ToJson(const Finding& finding) {

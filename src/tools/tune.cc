@@ -163,14 +163,16 @@ json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& me
             {"cpu_seconds_per_byte", rates.cpu_seconds_per_byte}}}};
 }
 
-/// When the disk takes a save of every iteration.
-std::string ExplainEveryIteration(const TuneInput& input, const TuneChoice& choice) {
+/// When a save of every iteration is written in time.
+std::string ExplainEveryIteration(const TuneInput& input, const TuneChoice& choice, const Rates& rates) {
   const double taken = input.goal.iteration_seconds;
   const double needed = choice.every_iteration_seconds;
+  const SlowestStage slowest = FindSlowestStage(rates, choice.shape.write_rate);
   return fmt::format(
-      "from {} an iteration on, the disk takes a save of each ({} at {}, the commit, and a reserve for when it is "
-      "slow); yours takes {}{}",
-      HumanSeconds(needed), HumanBytes(input.state_bytes), HumanRate(choice.shape.write_rate), HumanSeconds(taken),
+      "from {} an iteration on, a save of each is written in time ({} at {} of {}, the commit, and a reserve for when "
+      "the disk is slow); yours takes {}{}",
+      HumanSeconds(needed), HumanBytes(input.state_bytes), HumanRate(slowest.bytes_per_second), slowest.name,
+      HumanSeconds(taken),
       needed <= taken ? "" : fmt::format(", {:.3g} times too short", needed / taken));
 }
 
@@ -206,7 +208,7 @@ void Print(const TuneInput& input, const TuneChoice& choice, const Measured& mea
                            HumanSeconds(input.goal.restart_seconds))},
       {"goodput", fmt::format("{:.2f} % of a run without saves or failures", interval.goodput * 100)},
       {"", ""},
-      {"every save", ExplainEveryIteration(input, choice)},
+      {"every save", ExplainEveryIteration(input, choice, rates)},
       {"pool", ExplainPool(input, choice)},
       {"endurance", fmt::format("{:.3g} TB a day at this interval: compare with the drive's rated writes",
                                 choice.bytes_per_day / 1e12)},

@@ -237,8 +237,8 @@ std::string Explain(const TuneGoal& goal, const SaveCost& cost, const IntervalCh
                          HumanSeconds(cost.write), HumanSeconds(cost.stall), HumanSeconds(goal.iteration_seconds));
     case Bound::kDisk:
       return fmt::format(
-          "the disk: a save is durable after {} ({} when the disk is slow), an iteration takes {}; the "
-          "stall would allow more saves",
+          "the time until it is on the disk: a save is durable after {} ({} when the disk is slow), an iteration takes "
+          "{}; the stall would allow more saves",
           HumanSeconds(cost.write), HumanSeconds(cost.write_slow), HumanSeconds(goal.iteration_seconds));
     case Bound::kSlowdown:
       return fmt::format("the allowed slowdown: a save costs training {}, and saves may cost {:.3g} of its time",
@@ -252,6 +252,19 @@ std::string Explain(const TuneGoal& goal, const SaveCost& cost, const IntervalCh
       return fmt::format("memory: a save costs training {}", HumanSeconds(cost.stall));
   }
   return {};
+}
+
+SlowestStage FindSlowestStage(const Rates& rates, double write_rate) {
+  SlowestStage slowest{.name = "the disk", .bytes_per_second = write_rate};
+  if (rates.checksum > 0 && rates.checksum < slowest.bytes_per_second) slowest = {"the checksums", rates.checksum};
+  if (rates.copy < slowest.bytes_per_second) slowest = {"the copy", rates.copy};
+  return slowest;
+}
+
+double EveryIterationSeconds(std::uint64_t state_bytes, const Rates& rates, const IoShape& shape) {
+  const TuneInput input{.state_bytes = state_bytes};
+  return DiskSeconds({.write = WriteSeconds(input, rates, shape, shape.write_rate),
+                      .write_slow = WriteSeconds(input, rates, shape, shape.write_rate * rates.slow_share)});
 }
 
 SaveCost ModelCost(const TuneInput& input, const Rates& rates, const IoShape& shape, std::uint64_t pool_bytes) {

@@ -108,6 +108,15 @@ struct Rates {
   double cpu_seconds_per_byte = 0;
 };
 
+/// The stage that limits a save's rate, and that rate: "the copy", "the checksums" or "the disk".
+struct SlowestStage {
+  const char* name = "";
+  double bytes_per_second = 0;
+};
+[[nodiscard]] SlowestStage FindSlowestStage(const Rates& rates, double write_rate);
+/// From this iteration time on, each save of so many bytes is durable before the next one, also when the disk is slow.
+[[nodiscard]] double EveryIterationSeconds(std::uint64_t state_bytes, const Rates& rates, const IoShape& shape);
+
 struct TuneInput {
   TuneGoal goal;
   std::uint64_t state_bytes = 0;
@@ -125,7 +134,7 @@ struct TuneChoice {
   SaveCost cost;
   /// From the call of Save until the tensors may be overwritten.
   double captured_seconds = 0;
-  /// From this iteration time on, the disk takes a save of every iteration: Tw, with a tenth in reserve.
+  /// As EveryIterationSeconds has it: Tw, with a tenth in reserve.
   double every_iteration_seconds = 0;
   /// How long the disk takes what the pool does not hold, (S - P)/D. The fence waits for it, as far as w is shorter.
   double beyond_pool_seconds = 0;

@@ -70,17 +70,19 @@ TEST_F(TuneCommandTest, PrintsThemAsText) {
               AllOf(HasSubstr("interval"), HasSubstr("max_in_flight"), HasSubstr("bound by"), HasSubstr("goodput")));
   EXPECT_THAT(
       ran.out,
-      AllOf(ContainsRegex("every save +from [78][.0-9]* s an iteration on"),
+      AllOf(ContainsRegex("every save +from [78][.0-9]* s an iteration on.*64.0 MiB at 10.0 MB/s of the disk"),
             ContainsRegex("yours takes 100 ms, [78][.0-9]* times too short"),
             ContainsRegex(
                 "pool +holds 40.0 MiB of 64.0 MiB; the disk takes the rest in 2.5[0-9]* s: each fence waits 2.4"),
             ContainsRegex("endurance +0.0[0-9]+ TB a day")));
 }
 
-TEST_F(TuneCommandTest, PrintsLongTimesInHours) {
-  const Ran ran = Tune({{"--mtbf", "24h"}, {"--iteration-time", "300ms"}, {"--update-time", "250ms"}});
+TEST_F(TuneCommandTest, PrintsLongTimesInHoursAndTheSlowestStage) {
+  const Ran ran =
+      Tune({{"--mtbf", "24h"}, {"--iteration-time", "300ms"}, {"--update-time", "250ms"}, {"--copy-rate", "20MB"}});
 
   ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("64.0 MiB at 20.0 MB/s of the copy, the commit"));
   EXPECT_THAT(ran.out, AllOf(HasSubstr("with failures every 24 h, "), Not(HasSubstr("e+0"))));
 }
 
@@ -194,7 +196,9 @@ TEST_F(TuneCommandTest, DoctorPrintsACostOnlyWhereSomethingCosts) {
               AllOf(HasSubstr("costs    file size limit"), HasSubstr("ulimit -f"), HasSubstr("ok       kernel"),
                     HasSubstr("costs    locked memory"), HasSubstr("ulimit -l")));
   EXPECT_THAT(ran.out, AllOf(Not(HasSubstr("oldest supported")), Not(HasSubstr("upper limit of a restore"))));
-  EXPECT_THAT(ran.out, AllOf(HasSubstr("an iteration for each GB of a save; each GB that the pool has no room for"),
+  EXPECT_THAT(ran.out, AllOf(ContainsRegex(
+                                 "an iteration for a save of 1 GB, and [.0-9]+ m?s for each GB more \\([.0-9]+ .B/s of "
+                                 "the [a-z]+, the commit, and a reserve"),
                              ContainsRegex("endurance +[.0-9]+ TB a day")));
 }
 

@@ -77,6 +77,21 @@ TEST(Choose, EveryIterationIsSavedFromTheTimeThatTheDiskNeeds) {
   EXPECT_EQ(ChooseOrFail(input, SomeRates()).interval.iterations, 2U);
 }
 
+TEST(Choose, EveryIterationGoesByTheSlowestStage) {
+  Rates rates = SomeRates();
+  const IoShape shape{4_MiB, 8, 2.5e9};
+  EXPECT_STREQ(FindSlowestStage(rates, shape.write_rate).name, "the disk");
+  EXPECT_GT(EveryIterationSeconds(1'000'000'000, rates, shape), 1.1 * (1 / 2.5 + 0.01)) << "commit and reserve too";
+
+  rates.checksum = 1e9;
+  EXPECT_STREQ(FindSlowestStage(rates, shape.write_rate).name, "the checksums");
+  EXPECT_GT(EveryIterationSeconds(1'000'000'000, rates, shape), 1.1);
+
+  rates.copy = 1e8;
+  EXPECT_STREQ(FindSlowestStage(rates, shape.write_rate).name, "the copy");
+  EXPECT_GT(EveryIterationSeconds(1'000'000'000, rates, shape), 11);
+}
+
 TEST(Choose, PoolSmallerThanTheStateCostsWhatTheDiskTakesForTheRest) {
   TuneInput input = SomeInput();
   input.update_seconds = 0.19;
