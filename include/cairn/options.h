@@ -131,9 +131,9 @@ struct Options {
   /// (Open refuses more). Descriptions of tensors, 1 KiB and the name for each tensor of each save, are not counted.
   ///
   /// 0 chooses: the state's size, but at most a quarter of the memory that is available, divided by the ranks of this
-  /// node, or 32 MiB; InvalidArgument for queue_depth chunks that need more. Open makes 2 * queue_depth chunks. The first Save of a larger state, or a Restore before it, makes a thread
-  /// add the rest; for GPUs it is pinned, some tenths of a second per GiB, and an event says so. With a size all of it
-  /// is pinned at Open.
+  /// node, or 32 MiB; InvalidArgument for queue_depth chunks that need more. Open makes 2 * queue_depth chunks. The
+  /// first Save of a larger state, or a Restore before it, makes a thread add the rest; for GPUs it is pinned, some
+  /// tenths of a second per GiB, and an event says so. With a size all of it is pinned at Open.
   ///
   /// The ranks of this node are what the launcher's variables say (torchrun, MPI, SLURM), or the ranks of the group on
   /// the same machine: then Open waits until every rank has called it, at most group_timeout. An event says the number

@@ -154,14 +154,15 @@ void AddLaw(std::vector<Finding>& findings, const Rates& rates) {
   const SlowestStage slowest = FindSlowestStage(rates, shape.write_rate);
   const double first = EveryIterationSeconds(kGigabyte, rates, shape);
   const double further = EveryIterationSeconds(2 * kGigabyte, rates, shape) - first;
-  findings.push_back({.name = "a save of every iteration",
-                      .found = fmt::format("needs {} an iteration for a save of 1 GB, and {} for each GB more ({} of {}, "
-                                           "the commit, and a reserve for when the disk is slow); each GB that the pool "
-                                           "has no room for takes a fence {}",
-                                           HumanSeconds(first), HumanSeconds(further),
-                                           HumanRate(slowest.bytes_per_second), slowest.name, HumanSeconds(further)),
-                      .cost = "in shorter iterations not every save is written in time",
-                      .value = first});
+  findings.push_back(
+      {.name = "a save of every iteration",
+       .found = fmt::format("needs {} an iteration for a save of 1 GB, and {} for each GB more ({} of {}, "
+                            "the commit, and a reserve for when the disk is slow); each GB that the pool "
+                            "has no room for takes a fence {}",
+                            HumanSeconds(first), HumanSeconds(further), HumanRate(slowest.bytes_per_second),
+                            slowest.name, HumanSeconds(further)),
+       .cost = "in shorter iterations not every save is written in time",
+       .value = first});
   const double a_day = slowest.bytes_per_second * kDay;
   findings.push_back({.name = "endurance",
                       .found = fmt::format("{:.3g} TB a day at this rate", a_day / 1e12),

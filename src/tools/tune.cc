@@ -172,8 +172,7 @@ std::string ExplainEveryIteration(const TuneInput& input, const TuneChoice& choi
       "from {} an iteration on, a save of each is written in time ({} at {} of {}, the commit, and a reserve for when "
       "the disk is slow); yours takes {}{}",
       HumanSeconds(needed), HumanBytes(input.state_bytes), HumanRate(slowest.bytes_per_second), slowest.name,
-      HumanSeconds(taken),
-      needed <= taken ? "" : fmt::format(", {:.3g} times too short", needed / taken));
+      HumanSeconds(taken), needed <= taken ? "" : fmt::format(", {:.3g} times too short", needed / taken));
 }
 
 /// What the pool's size costs.
