@@ -81,6 +81,18 @@ def load(checkpointer: cairn.Checkpointer, state: dict[str, Any], planner: Any =
     return state
 
 
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_large_arrays_in_values_are_kept(make: Make, how: str) -> None:
+    state = {"array": numpy.arange(8193.0), "within": (torch.ones(100_000), 3), "w": torch.ones(2)}
+    checkpointer = make()
+    save(checkpointer, how, state)
+
+    found = load(checkpointer, {"array": None, "within": None, "w": torch.zeros(2)})
+
+    assert numpy.array_equal(found["array"], state["array"])
+    assert torch.equal(found["within"][0], state["within"][0]) and found["within"][1] == 3
+
+
 def items_of(root: Path) -> Any:
     with safetensors.safe_open(next(root.glob("step-*/shard-*")), "pt") as file:
         return json.loads(json.loads(file.metadata()["cairn.values"])["dcp"]["json"])

@@ -133,6 +133,11 @@ class Items:
             if piece.fqn not in self.own
         ] + held_values({fqn: form for fqn, form in self.forms.items() if fqn not in self.own})
 
+    def keys(self) -> set[Key]:
+        """Of what a planner writes: an array in a value is a part of the value."""
+        pieces = {piece.key for piece in self.pieces if piece.fqn not in self.own}
+        return pieces | {(fqn, ()) for fqn in (*self.forms, *self.own)}
+
     def contents(self) -> Callable[[Key], Any]:
         """What gives the tensor, or the large array in a value, that `held` names."""
         tensors = {piece.key: piece.tensor for piece in self.pieces}

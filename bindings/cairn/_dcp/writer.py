@@ -192,7 +192,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         plan = dataclasses.replace(plan, items=shared, storage_data=shared)
         if self._staged is None or self._planned is None:
             return plan
-        staged = {key for key, *_ in self._staged.held()} | {(fqn, ()) for fqn in self._staged.own}
+        staged = self._staged.keys()
         planned = {self._key_of(item) for item in self._planned}
         if staged != planned:
             self.close()
