@@ -194,6 +194,20 @@ def test_parameters_in_other_groups_are_an_error_though_state_goes_by_name(
     assert "in other groups" in caplog.text
 
 
+@pytest.mark.parametrize("planner", [None, cairn_dcp.LoadPlanner(allow_partial_load=True)])
+def test_what_a_checkpoint_lacks_is_never_left_without_a_word(
+    path: Path, caplog: pytest.LogCaptureFixture, planner: Any
+) -> None:
+    save(path, {"model": {"w": torch.ones(2)}})
+
+    into = load(path, {"model": {"w": torch.zeros(2), "new": torch.zeros(2)}}, strict=False, planner=planner)
+
+    assert bool(into["model"]["w"].all()) and not into["model"]["new"].any()
+    assert ("WARNING", "model.new") in told(caplog) and "because the checkpoint lacks them" in caplog.text
+    with pytest.raises(cairn.InvalidArgument, match=r"Missing key in checkpoint state_dict: modle\.w"):
+        load(path, {"modle": {"w": torch.zeros(2)}}, strict=False, planner=planner)
+
+
 def test_a_value_that_would_take_a_tensors_place_is_an_error(path: Path) -> None:
     """The tensor would stay as it is, though the load succeeds."""
     save(path, {"m": {"count": 3, "w": torch.ones(2)}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from .._tree.paths import listed
 from .places import Places
 from .plain_values import Checker
 from .shares import check_plans
+
+_log = logging.getLogger("cairn")
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -79,7 +82,9 @@ class LoadPlanner(DefaultLoadPlanner):
             elif isinstance(saved, TensorStorageMetadata) and found is not None and saved.size != found():
                 unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(found())})")
         told = []
-        if missing and not self.allow_partial_load:
+        if missing and self.allow_partial_load and len(missing) < len(self.state_dict):
+            _log.warning("kept as they are, because the checkpoint lacks them: %s", listed(missing, 5))
+        elif missing:
             told.append(f"Missing key in checkpoint state_dict: {listed(missing, 5)}")
         if unlike:
             told.append(f"Size mismatch: {listed(unlike, 5)}")
