@@ -58,16 +58,17 @@ def test_a_tree_that_is_one_tensor_has_one_leaf() -> None:
     [
         (Rules.of("model/*"), {"model/weight", "model/bias"}),
         (Rules.of(["step", "m?del/b*"]), {"step", "model/bias"}),
-        (Rules.of("*"), {"step", "model/weight", "model/bias", "models"}),
+        (Rules.of("m[o]del*"), {"m[o]del"}),  # Names have brackets.
+        (Rules.of("*"), {"step", "model/weight", "model/bias", "models", "m[o]del"}),
         (Rules((), ("model",)), {"model/weight", "model/bias"}),
         (Rules((), ("model",), ("model/bias",)), {"model/weight"}),
-        (Rules((), ("",), ("model",)), {"step", "models"}),
-        (Rules(("model/*", "step"), ("",), (), ("*bias",)), {"step", "model/weight", "models"}),
+        (Rules((), ("",), ("model",)), {"step", "models", "m[o]del"}),
+        (Rules(("model/*", "step"), ("",), (), ("*bias",)), {"step", "model/weight", "models", "m[o]del"}),
         (Rules(), set()),
     ],
 )
 def test_rules(rules: Rules, covered: set[str]) -> None:
-    names = ["step", "model/weight", "model/bias", "models"]
+    names = ["step", "model/weight", "model/bias", "models", "m[o]del"]
     assert {name for name in names if rules.covers(name)} == covered
     assert Rules.parse(rules.text()) == rules
     assert bool(rules) == bool(covered)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -254,7 +253,7 @@ def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[
     def matched(pattern: str) -> list[str]:
         if pattern in known and not set("*?[") & set(pattern):
             return [pattern]
-        return [one for one in stored if one == pattern or fnmatchcase(one, pattern)]
+        return [one for one in stored if one == pattern or replicas.matches((pattern,), one)]
 
     wanted = dict.fromkeys(
         name

@@ -110,7 +110,8 @@ def patterns_of(option: str, given: str | Iterable[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
+    # Of fnmatch's signs * and ? alone: names have brackets.
+    return re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns))
 
 
 def _is_under(name: str, paths: tuple[str, ...]) -> bool:
@@ -214,7 +215,7 @@ def unmatched(patterns: Iterable[str], text: str) -> list[str]:
     """Those that match no name in a tree's text."""
     left = dict.fromkeys(patterns)
     for name, _ in leaves_of(text):
-        for pattern in [pattern for pattern in left if fnmatch.fnmatchcase(name, pattern)]:
+        for pattern in [pattern for pattern in left if matches((pattern,), name)]:
             del left[pattern]
         if not left:
             break
