@@ -234,6 +234,10 @@ class TestTorch:
             return make[of](torch.optim.SGD(parameters, lr=0.1))
 
         for of in make:
+            by_state = save({"s": new(of).state_dict()})  # Which names no class.
+            restore(by_state, {"s": new(of)})
+            other = "ExponentialLR" if "S" in of else "StepLR"
+            assert "s: another scheduler class: the tree's has" in refused(by_state, {"s": new(other)})
             saved = save({"s": new(of)})
             for other in make:
                 if other == of or (of, other) == ("StepLR", "Steps"):  # A subclass.
@@ -246,7 +250,9 @@ class TestTorch:
         assert "s: the tree's is of 2 groups, the checkpoint's of 1" in refused(
             save({"s": new("StepLR")}), {"s": new("StepLR", 2)}
         )
-        restore(older(save({"s": new("StepLR")}), "schedulers"), {"s": new("ExponentialLR")})
+        older_text = older(save({"s": new("StepLR")}), "schedulers")
+        restore(older_text, {"s": new("StepLR")})
+        assert "another scheduler class" in refused(older_text, {"s": new("ExponentialLR")})
 
     def test_objects_that_only_their_position_tells_apart(self):
         class Other(Loader):

@@ -20,7 +20,7 @@ from .packed import unpack
 from .parameters import TreeModules, modules_in, objects_in
 from .paths import MAX_DEPTH, class_of, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
-from .schedulers import classes_of, is_of, unlike_class, unlike_groups, unlike_order
+from .schedulers import classes_of, is_of, unlike_class, unlike_groups, unlike_options, unlike_order
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
@@ -223,11 +223,15 @@ def plan_restore(
         return fit_text(holder, state, node, name, partial, classes.get(name), cast, both_names)
 
     def unlike(holder: Any, state: Any, node: Any, name: str) -> str | None:
-        how = unlike_class(holder, saved) if (saved := schedulers.get(name)) else None
+        is_scheduler = bool(classes_of(holder))
+        if saved := schedulers.get(name):
+            how = unlike_class(holder, saved)
+        else:
+            how = unlike_options(state, node) if is_scheduler else None
         own = class_of(holder)
         if (kind := objects.get(name)) and kind not in names_of(own):
             how = f"the tree has {own.__name__}, the checkpoint has the state of {kind}"
-        return how or (unlike_groups(state, node) if classes_of(holder) else None)
+        return how or (unlike_groups(state, node) if is_scheduler else None)
 
     reader = Reader(
         leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit, unlike=unlike

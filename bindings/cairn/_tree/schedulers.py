@@ -12,10 +12,12 @@ from .._errors import InvalidArgument, counted
 from .._protect import inner_optimizer
 from .optimizer_states import Regrouped, names_of
 from .optimizers import Fit
+from .paths import listed
 from .values import is_plain
 
 _log = logging.getLogger("cairn")
 _OF_NO_GROUPS = {"_milestones", "_schedule_phases"}  # Of torch's schedulers' lists, those that are not of groups.
+_FORMER = {"verbose"}  # An option until torch 2.7.
 _ORDER = "make the optimizer's groups as they were at the save, or leave the scheduler out"
 
 
@@ -39,6 +41,23 @@ def unlike_class(scheduler: Any, saved: list[str]) -> str | None:
     if len(own) == len(saved) and all(kind in names_of(type(one)) for one, kind in zip(own, saved, strict=True)):
         return None
     return f"the tree has {_told(classes_of(scheduler))}, the checkpoint has the state of {_told(saved)}"
+
+
+def unlike_options(state: Any, saved: Any) -> str | None:
+    """The same by the options in its state, for one that was saved as its state_dict(), which names no class. `saved`: the
+    text of that."""
+    if not isinstance(state, Mapping) or not isinstance(saved, Mapping):
+        return None
+    own, theirs = ({key for key in of if not key.startswith("_")} - _FORMER for of in (state, saved))
+    if own != theirs:
+        return (
+            f"another scheduler class: the tree's has {listed(sorted(own), 8)}, the checkpoint's "
+            f"{listed(sorted(theirs), 8) or 'none of a scheduler'}"
+        )
+    match state.get("_schedulers"), saved.get("_schedulers"):
+        case list(inner), ["list", *saved_inner] if len(inner) != len(saved_inner):
+            return f"the tree's is of {counted(len(inner), 'scheduler')}, the checkpoint's of {len(saved_inner)}"
+    return None
 
 
 def unlike_groups(state: Any, saved: Any) -> str | None:
