@@ -137,7 +137,9 @@ class Save:
         return self._core.cancel()
 
     def __await__(self) -> Generator[Any, None, int]:
-        return asyncio.to_thread(self.result).__await__()
+        # Whoever gives up by a timeout has not heard how the save ended.
+        yield from asyncio.to_thread(self._core.wait_ended, None).__await__()
+        return self.result()
 
     def __repr__(self) -> str:
         return f"<cairn.Save step={self.step} {self.stats['phase']}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -85,6 +86,27 @@ def test_captured_raises_it_too(make: Make) -> None:
             save.captured()
     checkpointer.close()
     del before
+
+
+def test_an_await_that_gives_up_has_heard_nothing(make: Make) -> None:
+    checkpointer = make(host_memory="8MiB", chunk="1MiB", queue_depth=2)
+    weights = torch.zeros(6_000_000)
+
+    async def main() -> None:
+        with checkpointer.pause_copies(at_most=60):
+            save = checkpointer.save(1, {"w": weights})
+            waiting = asyncio.ensure_future(wait(save))
+            await asyncio.sleep(0)  # It has begun.
+            waiting.cancel()
+            weights.add_(1)  # The save fails: nobody has fenced.
+        until(save.done)
+
+    async def wait(save: cairn.Save) -> int:
+        return await save
+
+    asyncio.run(main())
+    with pytest.raises(cairn.FailedPrecondition, match="step 1"):
+        checkpointer.close()
 
 
 def test_what_the_caller_wanted_is_no_failure(make: Make) -> None:
