@@ -40,6 +40,7 @@ Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const Res
   const Status readable = CheckReadable(selector);
   const RestoreParts parts = MakeRestoreParts();
   SoloGroup solo;
+  std::atomic<std::uint64_t> own_round = 0;  // The group's are counted alike on every rank.
   CAIRN_ASSIGN_OR_RETURN(Restored now, RestoreTogether({.parts = parts,
                                                         .root = root_path,
                                                         .selector = selector,
@@ -47,7 +48,7 @@ Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const Res
                                                         .group = call.alone ? solo : *group,
                                                         .rank = group->rank(),
                                                         .group_timeout = options.group_timeout,
-                                                        .next_round = restore_rounds,
+                                                        .next_round = call.alone ? own_round : restore_rounds,
                                                         .readable = readable.ok() ? call.ready : readable}));
   if (call.resume) ContinueFrom(now);
   return now;
