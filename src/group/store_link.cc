@@ -111,7 +111,9 @@ void StoreLink::RunListener(const Connect& connect) {
 }
 
 void StoreLink::BreakIfLost(const Status& status) {
-  if (!status.ok()) group_.Fail(Error(status.code(), "{}: {}", title_, status.message()));
+  // The store's NotFound would say that the root has no checkpoint.
+  const StatusCode code = status.code() == StatusCode::kNotFound ? StatusCode::kIoError : status.code();
+  if (!status.ok()) group_.Fail(Error(code, "{}: {}", title_, status.message()));
 }
 
 void StoreLink::SetPhase(Phase phase) {

@@ -271,6 +271,23 @@ TEST_F(StoreLinkTest, SuccessorThatComesWhileOthersAreRefusedHearsSo) {
   EXPECT_THAT(Keys(), Not(Contains("cairn/run7/welcome/killed")));
 }
 
+// NotFound is what a restore says of a root without checkpoints.
+TEST_F(StoreLinkTest, EntryThatTheStoreLosesIsAnErrorOfTheStore) {
+  const auto zero = Join(0, 2);
+  const auto one = Join(1, 2, [shared = store_] {
+    KeyValueStore store = shared->Connect();
+    store.get = [shared](const std::string& key) {
+      const bool lost = key.find("/log/") != std::string::npos;
+      return lost ? Result<std::string>(Status(StatusCode::kNotFound, "no such key")) : shared->Get(key);
+    };
+    return store;
+  });
+
+  zero->Announce("key", "message");
+
+  EXPECT_EQ(Await(*one, "key").get().status().code(), StatusCode::kIoError);
+}
+
 TEST_F(StoreLinkTest, RankThatGivesUpLeavesItsSuccessorsHello) {
   open_deadline_ = std::chrono::milliseconds(100);
   auto one = Join(1, 2);
