@@ -43,14 +43,14 @@ def optional_step(step: Any) -> int | None:
     return None if step is None else whole("step", step)
 
 
-def seconds(name: str, value: Any) -> float:
-    """Seconds of 0 or more. Else InvalidArgument."""
+def seconds(name: str, value: Any, what: str = "seconds, 0 or more") -> float:
+    """A number of 0 or more. Else InvalidArgument."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not number >= 0:
-        raise InvalidArgument(f"{name}: expected seconds, 0 or more, found {reprlib.repr(value)}")
+        raise InvalidArgument(f"{name}: expected {what}, found {reprlib.repr(value)}")
     return number
 
 
@@ -167,12 +167,14 @@ def steering_of(
 ) -> tuple[float, float, float] | None:
     """What the engine needs to choose when to save; None if it does not choose. InvalidArgument for options that do not
     fit together."""
+    restart_time = seconds("restart_time", restart_time, "0 to 1e9 seconds")
     if (slowdown is None) != (mtbf is None):
         raise InvalidArgument(f"slowdown and mtbf: expected both or neither, found {slowdown} and {mtbf}")
     if interval is not None and (slowdown is not None or not 0 < seconds("interval", interval) <= _LONGEST):
         raise InvalidArgument(f"interval: expected seconds, up to 1e9, and no slowdown, found {interval}")
     if slowdown is None or mtbf is None:
         return None
+    slowdown, mtbf = seconds("slowdown", slowdown, "a number of 0 or more"), seconds("mtbf", mtbf, "0 to 1e9 seconds")
     for name, span in (("mtbf", mtbf), ("restart_time", restart_time)):
         if not 0 <= span <= _LONGEST:
             raise InvalidArgument(f"{name}: expected 0 to 1e9 seconds, found {span}")

@@ -98,6 +98,7 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         "keep_last": "3", "keep_every": -1, "max_in_flight": 1.5, "worker_threads": 2**40, "file_mode": "644", "io_queue": 3,
         "when_full": None, "full_timeout": "1h", "open_timeout": None, "take_over": "no", "cuda_devices": "cuda:0",
         "close_timeout": float("nan"), "group_timeout": -1, "keep_best": "2", "interval": "1h",
+        "replicated": None, "per_rank": 5,
     }.items():  # fmt: skip
         calls[f"{option}: expected .*"] = lambda o=option, v=value: cairn.Checkpointer(tmp_path / "x", **small | {o: v})
     for option, value, name in [

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from .._arguments import texts
 from .._errors import Corrupt, InvalidArgument, counted
 from .._tree import Stored, names
 from .._tree.paths import join, listed, part_of
@@ -102,10 +103,7 @@ def matches(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def patterns_of(option: str, given: str | Iterable[str]) -> tuple[str, ...]:
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise InvalidArgument(f"{option}: expected patterns, found {given!r}")
-    return patterns
+    return tuple(texts(option, given))
 
 
 @lru_cache(maxsize=64)
