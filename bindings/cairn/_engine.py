@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -258,7 +259,9 @@ class Engine:
             self.log_events()
 
     def close(self, timeout: float | None = None) -> None:
-        left = self._wait_for_best(self.within_grace(self.close_timeout) if timeout is None else timeout)
+        limit = self.within_grace(self.close_timeout) if timeout is None else timeout
+        end = time.monotonic() + limit
+        left = self._wait_for_best(limit)
         try:
             self.core.close(left, timeout is not None)
         except DeadlineExceeded as error:
@@ -270,7 +273,7 @@ class Engine:
                     self._watching.join(_ENDING)
                 if self.stop is not None:
                     self.stop.end()
-                self.ranks.close()
+                self.ranks.close(end)
                 _exit.open_engines.discard(self)
                 if self.core.released:
                     self.held.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -112,9 +113,9 @@ class Ranks:
         store, prefix = self._link.shared("stop")
         return Agreement(store, self.rank, self.world, prefix)
 
-    def close(self) -> None:
+    def close(self, end: float = math.inf) -> None:
         if self._link is not None:
-            self._link.close()
+            self._link.close(end)
 
 
 def _encode_error(error: BaseException) -> bytes:

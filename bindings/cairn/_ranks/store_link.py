@@ -8,6 +8,7 @@ Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `stores.reconnect`.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -133,10 +134,12 @@ class StoreLink:
         """The store, and a prefix of keys in it that all ranks know once they have opened the root together."""
         return self._store, self.core.key(name)
 
-    def close(self) -> None:
-        """Sends the messages that are queued, and ends the threads; waits a few seconds at most."""
-        end = time.monotonic() + _JOIN
+    def close(self, end: float = math.inf) -> None:
+        """Sends the messages that are queued, and ends the threads. Waits until `end`, of time.monotonic(), but at least
+        one second and at most a few: then it leaves them to a store that does not answer."""
+        end = time.monotonic() + min(_JOIN, max(1.0, end - time.monotonic()))
         self.core.stop()
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+        self._threads.clear()
         _threads.serving[:] = [one for one in _threads.serving if one[0] is not self.core]  # They have had their time.
