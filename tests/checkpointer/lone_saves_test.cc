@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr std::chrono::milliseconds kSoonOver{300};
+constexpr std::chrono::milliseconds kSoonOver{600};
 
 class LoneSaves : public Ranks {
  protected:
