@@ -440,7 +440,7 @@ class PyCheckpointer {
 
   // Whether a wait has ended early, but not for a save: what is removed has no caller to wait for it.
   static bool OnlyRemoves(const Checkpointer& open, const Status& idle) {
-    return idle.code() == StatusCode::kDeadlineExceeded && open.stats().saves_in_flight == 0;
+    return idle.code() == StatusCode::kDeadlineExceeded && !BindingCalls::HasSaves(open);
   }
 
   // The group's threads end with the engine.

@@ -40,6 +40,11 @@ Status BindingCalls::WaitIdle(const Checkpointer& checkpointer, Deadline deadlin
 
 Status BindingCalls::UnheardFailure(Checkpointer& checkpointer) { return checkpointer.impl_->TakeUnheardFailure(); }
 
+bool BindingCalls::HasSaves(const Checkpointer& checkpointer) {
+  const auto& engine = checkpointer.impl_->engine;
+  return engine != nullptr && engine->HasSaves();
+}
+
 void BindingCalls::CloseBy(Checkpointer& checkpointer, Deadline abandons, Deadline ends) {
   checkpointer.impl_->abandon_by = abandons.when();
   checkpointer.impl_->close_by = ends.when();

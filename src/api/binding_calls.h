@@ -32,6 +32,8 @@ struct BindingCalls {
   /// The two halves of Drain.
   [[nodiscard]] static Status WaitIdle(const Checkpointer& checkpointer, Deadline deadline = Deadline::Infinite());
   [[nodiscard]] static Status UnheardFailure(Checkpointer& checkpointer);
+  /// Whether any save is in flight.
+  [[nodiscard]] static bool HasSaves(const Checkpointer& checkpointer);
   /// How much of the time for closing is for what is abandoned: a quarter, at most this.
   static constexpr std::chrono::seconds kAbandoning{5};
   /// The destructor abandons saves in flight at the first of these moments and ends by the second, where close_timeout

@@ -346,6 +346,11 @@ std::string Engine::Busy() const {
   return parts.empty() ? "its last files" : fmt::format("{}", fmt::join(parts, ", "));
 }
 
+bool Engine::HasSaves() const {
+  MutexLock lock(mutex_);
+  return !tasks_.empty();
+}
+
 Status Engine::NewestFailure() const {
   MutexLock lock(mutex_);
   return failures_.Newest();

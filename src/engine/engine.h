@@ -59,6 +59,8 @@ class Engine {
   [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
   /// See Failures.
   [[nodiscard]] Status NewestFailure() const CAIRN_EXCLUDES(mutex_);
+  /// Whether any save is in flight. Cheap: stats() reads what the kernel says of the pool.
+  [[nodiscard]] bool HasSaves() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status TakeUnheardFailure() const CAIRN_EXCLUDES(mutex_);
   /// Fills in the engine's counters.
   void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
