@@ -61,7 +61,7 @@ Selector SelectorFrom(std::optional<std::uint64_t> step, const std::string& fold
 py::dict FromInfo(const CheckpointInfo& info) {
   py::dict fields;
   fields["step"] = info.step;
-  fields["generation"] = info.generation;
+  fields["line"] = info.line;
   fields["attempt"] = info.attempt;
   fields["parent"] = info.parent;
   fields["world"] = info.world;
@@ -132,7 +132,7 @@ py::dict FromStats(const CheckpointerStats& stats) {
 py::dict FromRestored(const Restored& restored) {
   py::dict fields;
   fields["step"] = restored.step;
-  fields["generation"] = restored.generation;
+  fields["line"] = restored.line;
   fields["attempt"] = restored.attempt;
   fields["bytes"] = restored.bytes;
   return fields;

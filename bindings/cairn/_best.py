@@ -111,7 +111,7 @@ def ranked(
         del known[attempt]
     sign = 1.0 if mode == "min" else -1.0
     scored = [
-        (KINDS.index(info["nonfinite"]), sign * value, -info["generation"], -info["step"], info)
+        (KINDS.index(info["nonfinite"]), sign * value, -info["line"], -info["step"], info)
         for info in infos
         if (value := known.get(info["attempt"], {}).get(metric)) is not None and not math.isnan(value)
     ]

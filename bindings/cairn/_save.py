@@ -21,7 +21,7 @@ class Checkpoint:
     """One committed checkpoint, as `Checkpointer.checkpoints` lists it. Sizes in bytes."""
 
     step: int
-    generation: int
+    line: int
     attempt: str
     parent: int | None
     world: int

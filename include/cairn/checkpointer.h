@@ -103,7 +103,7 @@ class Selector {
   std::string folder_;
   bool fall_back_ = false;
 };
-/// The newest committed checkpoint by {generation, step}.
+/// The newest committed checkpoint by {line, step}.
 [[nodiscard]] inline Selector Latest() { return {}; }
 [[nodiscard]] inline Selector Step(std::uint64_t step) {
   Selector selector;
@@ -140,7 +140,7 @@ struct RestoreOptions {
 
 struct Restored {
   std::uint64_t step = 0;
-  std::uint64_t generation = 0;
+  std::uint64_t line = 0;
   std::string attempt;
   Values values;                         ///< This rank's typed values.
   std::uint64_t tensors = 0;             ///< Tensors written into.
@@ -151,7 +151,7 @@ struct Restored {
 
 struct CheckpointInfo {
   std::uint64_t step = 0;
-  std::uint64_t generation = 0;
+  std::uint64_t line = 0;
   std::string attempt;
   std::optional<std::uint64_t> parent;  ///< The step that this line of training was restored from.
   std::uint64_t world = 0;              ///< Ranks that wrote it.
@@ -272,7 +272,7 @@ class Checkpointer {
   /// error the targets' contents are unspecified. NotFound only if the root holds no checkpoint (or not that step): if
   /// retention removes the chosen one before it is read, another one is chosen. Corrupt if it is damaged, naming the
   /// file and the place. The next saves continue from what was restored; after an older step than the newest they start
-  /// a new generation.
+  /// a new line.
   ///
   /// In a group of several ranks every rank makes the call, with the same selector (but for a folder's path). Rank 0
   /// chooses, and all restore the same attempt, or all fail. Corrupt on one rank is passed over by all with FallBack;
@@ -282,7 +282,7 @@ class Checkpointer {
   /// tensor is written before every rank has planned.
   Result<Restored> Restore(const Selector& selector, const State& state, const RestoreOptions& options = {});
 
-  /// Committed checkpoints, oldest first by {generation, step}, from their manifests alone. Those whose manifests do
+  /// Committed checkpoints, oldest first by {line, step}, from their manifests alone. Those whose manifests do
   /// not verify come last, with their status. A missing, short or damaged shard is found by Restore, Inspect and
   /// Verify.
   [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;

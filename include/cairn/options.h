@@ -84,7 +84,7 @@ struct Options {
   /// If the other writer still holds the root after open_timeout, take the root from it (its machine may hang). All
   /// its later saves fail, even if it continues.
   bool take_over = false;
-  /// Committed checkpoints to keep, newest first by {generation, step}. 0 keeps all.
+  /// Committed checkpoints to keep, newest first by {line, step}. 0 keeps all.
   std::uint64_t keep_last = 3;
   /// Also keep every step divisible by this. 0: none. Pinned checkpoints always stay.
   std::uint64_t keep_every = 0;

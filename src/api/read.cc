@@ -57,7 +57,7 @@ Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const Res
 void Checkpointer::Impl::ContinueFrom(const Restored& now) {
   // Of several ranks, each saves only its share of what is replicated.
   if (growth != nullptr && group->size() == 1) growth->FitTo(now.bytes, Severity::kInfo);
-  if (ledger != nullptr) ledger->Restored(now.step, now.generation, now.attempt);
+  if (ledger != nullptr) ledger->Restored(now.step, now.line, now.attempt);
   MutexLock lock(restored_mutex);
   restored = ManifestParent{now.step, now.attempt};
 }

@@ -106,7 +106,7 @@ std::string EncodeAttempt(const AttemptProposal& message) {
   }
   Object object = {{"attempt", message.uuid},
                    {"step", message.step},
-                   {"generation", message.generation},
+                   {"generation", message.line},
                    {"replace", static_cast<int>(message.replace)},
                    {"identical", message.replica_digests}};
   if (message.parent) {
@@ -127,7 +127,7 @@ Result<AttemptProposal> DecodeAttempt(std::string_view text) {
   }
   std::uint64_t replace = 0;
   bool good = read.Take("attempt", message.uuid) && IsAttemptId(message.uuid) && read.Take("step", message.step) &&
-              read.Take("generation", message.generation) && read.Take("replace", replace) &&
+              read.Take("generation", message.line) && read.Take("replace", replace) &&
               read.Take("identical", message.replica_digests);
   if (read.Has("parent")) {
     message.parent.emplace();

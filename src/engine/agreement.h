@@ -17,7 +17,8 @@ namespace cairn {
 struct AttemptProposal {
   std::string uuid;
   std::uint64_t step = 0;
-  std::uint64_t generation = 0;
+  /// Sent as "generation".
+  std::uint64_t line = 0;
   /// What the coordinator has restored, if anything.
   std::optional<ManifestParent> parent;
   bool replace = false;

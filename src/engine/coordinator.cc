@@ -107,7 +107,7 @@ class Coordinator final : public Coordination {
         Key("attempt"),
         EncodeAttempt({.uuid = folder_->uuid(),
                        .step = plan_.step,
-                       .generation = plan_.generation,
+                       .line = plan_.line,
                        .parent = plan_.parent,
                        .replace = plan_.replace,
                        .replica_digests = plan_.replicated != nullptr ? plan_.replicated->digest : std::string()}));

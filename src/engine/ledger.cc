@@ -10,10 +10,10 @@ namespace cairn {
 
 Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every)
     : keep_last_(keep_last), keep_every_(keep_every) {
-  for (const CheckpointInfo& one : committed) generation_ = std::max(generation_, one.generation);
+  for (const CheckpointInfo& one : committed) line_ = std::max(line_, one.line);
   for (CheckpointInfo& one : committed) {
-    // A damaged checkpoint's generation is unknown: assume the newest.
-    if (!one.status.ok()) one.generation = generation_;
+    // A damaged checkpoint's line is unknown: assume the newest.
+    if (!one.status.ok()) one.line = line_;
     committed_.emplace(one.step, std::move(one));
   }
 }
@@ -22,10 +22,10 @@ std::optional<std::uint64_t> Ledger::NewestOfLine() const {
   std::optional<std::uint64_t> newest = floor_;
   const auto count = [&newest](std::uint64_t step) { newest = newest ? std::max(*newest, step) : step; };
   for (const auto& [step, one] : committed_) {
-    if (one.generation == generation_) count(step);
+    if (one.line == line_) count(step);
   }
-  for (const auto& [step, generation] : in_flight_) {
-    if (generation == generation_) count(step);
+  for (const auto& [step, line] : in_flight_) {
+    if (line == line_) count(step);
   }
   return newest;
 }
@@ -41,7 +41,7 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
   }
   const auto found = committed_.find(step);
   const bool exists = found != committed_.end();
-  const bool of_this_line = exists && found->second.generation == generation_;
+  const bool of_this_line = exists && found->second.line == line_;
   if (of_this_line && if_exists == IfExists::kFail) {
     const std::string& path = found->second.path;  // Known only for checkpoints that existed at Open.
     return Error(StatusCode::kAlreadyExists, StatusDetail::kStepCommitted, "step {} is committed already{}{}", step,
@@ -53,9 +53,9 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
                  "step {} is below the newest one, {}: first restore the step that training continues from", step,
                  *newest);
   }
-  in_flight_.emplace(step, generation_);
+  in_flight_.emplace(step, line_);
   return SavePlan{.step = step,
-                  .generation = generation_,
+                  .line = line_,
                   .parent = parent_,
                   .admitted = true,
                   .replace = exists || unknown_.contains(step)};
@@ -111,7 +111,7 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
 
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite) {
   CheckpointInfo one{
-      .step = plan.step, .generation = plan.generation, .attempt = attempt, .pinned = plan.pin, .nonfinite = nonfinite};
+      .step = plan.step, .line = plan.line, .attempt = attempt, .pinned = plan.pin, .nonfinite = nonfinite};
   MutexLock lock(mutex_);
   in_flight_.erase(plan.step);
   unknown_.erase(plan.step);
@@ -121,12 +121,12 @@ void Ledger::Committed(const SavePlan& plan, const std::string& attempt, NonFini
   committed_.insert_or_assign(plan.step, std::move(one));
 }
 
-void Ledger::Restored(std::uint64_t step, std::uint64_t generation, const std::string& attempt) {
+void Ledger::Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) {
   MutexLock lock(mutex_);
   parent_ = ManifestParent{step, attempt};
-  const bool newest = generation == generation_ && NewestOfLine() == step;
+  const bool newest = line == line_ && NewestOfLine() == step;
   const bool empty = committed_.empty() && in_flight_.empty();
-  if (!newest && !empty) ++generation_;
+  if (!newest && !empty) ++line_;
   if (!newest) floor_ = step;
 }
 
@@ -136,7 +136,7 @@ std::vector<const CheckpointInfo*> Ledger::InOrder() const {
     if (!retiring_.contains(step)) list.push_back(&one);
   }
   std::ranges::sort(list, [](const CheckpointInfo* a, const CheckpointInfo* b) {
-    return std::pair(a->generation, a->step) < std::pair(b->generation, b->step);
+    return std::pair(a->line, a->step) < std::pair(b->line, b->step);
   });
   return list;
 }
@@ -155,7 +155,7 @@ std::vector<std::uint64_t> Ledger::UnknownBelowKept() const {
   for (const auto& [step, unknown] : unknown_) {
     const bool kept = !unknown.found || unknown.found->pinned || (keep_every_ != 0 && step % keep_every_ == 0);
     if (kept || retiring_.contains(step)) continue;
-    if (std::pair(unknown.found->generation, step) < std::pair(oldest.generation, oldest.step)) below.push_back(step);
+    if (std::pair(unknown.found->line, step) < std::pair(oldest.line, oldest.step)) below.push_back(step);
   }
   return below;
 }

@@ -13,8 +13,7 @@
 namespace cairn {
 
 /// The coordinator's record of the checkpoints under the root, the saves in flight, and the line of training that they
-/// belong to. Decides which steps may be saved, with which generation, and what retention removes. Safe from any
-/// thread.
+/// belong to. Decides which steps may be saved, in which line, and what retention removes. Safe from any thread.
 class Ledger {
  public:
   Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every);
@@ -41,7 +40,7 @@ class Ledger {
   void Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite = NonFinite::kNone)
       CAIRN_EXCLUDES(mutex_);
   /// The caller's tensors now hold this checkpoint; further saves continue from it.
-  void Restored(std::uint64_t step, std::uint64_t generation, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
+  void Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
 
   /// The steps that retention removes now. Each is returned once until CancelRetirement.
   std::vector<std::uint64_t> Retire() CAIRN_EXCLUDES(mutex_);
@@ -87,12 +86,12 @@ class Ledger {
   CondVar removal_ended_;
   // By step.
   std::map<std::uint64_t, CheckpointInfo> committed_ CAIRN_GUARDED_BY(mutex_);
-  // Step -> generation.
+  // Step -> line.
   std::map<std::uint64_t, std::uint64_t> in_flight_ CAIRN_GUARDED_BY(mutex_);
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
   // By step.
   std::map<std::uint64_t, Unknown> unknown_ CAIRN_GUARDED_BY(mutex_);
-  std::uint64_t generation_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::uint64_t line_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::optional<ManifestParent> parent_ CAIRN_GUARDED_BY(mutex_);
   // The restored step from which this line began.
   std::optional<std::uint64_t> floor_ CAIRN_GUARDED_BY(mutex_);

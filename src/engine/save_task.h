@@ -20,18 +20,18 @@
 
 namespace cairn {
 
-/// A save's place in the line of checkpoints, fixed when it is accepted. The ledger sets generation, `admitted` and
+/// A save's place in the line of checkpoints, fixed when it is accepted. The ledger sets line, `admitted` and
 /// `replace`, so only on the coordinator.
 struct SavePlan {
   std::uint64_t step = 0;
   /// The number of this rank's call of Save. The coordinator's numbers the save's messages.
   std::uint64_t sequence = 0;
-  std::uint64_t generation = 0;
+  std::uint64_t line = 0;
   /// What this rank has restored.
   std::optional<ManifestParent> parent;
   /// By the ledger; false for a save that was given up before.
   bool admitted = false;
-  /// Replaces a checkpoint of this step, from this or an older generation.
+  /// Replaces a checkpoint of this step, from this or an older line.
   bool replace = false;
   /// Committed pinned.
   bool pin = false;

@@ -146,7 +146,7 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
   const SavePlan& plan = task_.plan();
   const std::size_t world = shards.size();
   return {.step = plan.step,
-          .generation = plan.generation,
+          .line = plan.line,
           .attempt = folder_->uuid(),
           .parent = plan.parent,
           .world = world,

@@ -48,7 +48,7 @@ class ManifestReader final : public JsonEvents {
     kVersion,
     kFeatures,
     kStep,
-    kGeneration,
+    kLine,
     kAttempt,
     kParent,
     kWorld,
@@ -75,7 +75,7 @@ class ManifestReader final : public JsonEvents {
       {At::kTop, "format_version", Field::kVersion},
       {At::kTop, "required_features", Field::kFeatures},
       {At::kTop, "step", Field::kStep},
-      {At::kTop, "generation", Field::kGeneration},
+      {At::kTop, "generation", Field::kLine},
       {At::kTop, "attempt", Field::kAttempt},
       {At::kTop, "parent", Field::kParent},
       {At::kTop, "world", Field::kWorld},
@@ -183,8 +183,8 @@ bool ManifestReader::OnMember(const JsonScalar& value) {
     }
     case Field::kStep:
       return TakeNumber(value, manifest.step);
-    case Field::kGeneration:
-      return TakeNumber(value, manifest.generation);
+    case Field::kLine:
+      return TakeNumber(value, manifest.line);
     case Field::kWorld:
       if (!TakeNumber(value, manifest.world)) return false;
       return manifest.world != 0 || FailExpected("at least 1", "0");
@@ -341,7 +341,7 @@ std::string EncodeManifest(const Manifest& manifest) {
     if (i != 0) out += ',';
     AppendJsonString(out, manifest.required_features[i]);
   }
-  out += fmt::format("],\n \"step\":{},\n \"generation\":{},\n \"attempt\":", manifest.step, manifest.generation);
+  out += fmt::format("],\n \"step\":{},\n \"generation\":{},\n \"attempt\":", manifest.step, manifest.line);
   AppendJsonString(out, manifest.attempt);
   out += ",\n \"parent\":";
   if (manifest.parent) {

@@ -54,7 +54,8 @@ struct Manifest {
   /// A reader must refuse a checkpoint with a feature that it does not know. This version has none.
   std::vector<std::string> required_features;
   std::uint64_t step = 0;
-  std::uint64_t generation = 0;
+  /// The line of training: the member "generation".
+  std::uint64_t line = 0;
   std::string attempt;
   std::optional<ManifestParent> parent;
   std::uint64_t world = 1;

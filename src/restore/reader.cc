@@ -136,7 +136,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
   }
 
   Restored restored{.step = checkpoint.manifest.step,
-                    .generation = checkpoint.manifest.generation,
+                    .line = checkpoint.manifest.line,
                     .attempt = checkpoint.manifest.attempt,
                     .tensors = matched.tensors,
                     .bytes = matched.bytes,

@@ -105,7 +105,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   for (const ManifestShard& shard : manifest.shards) info.bytes = SaturatingSum(info.bytes, shard.length);
   if (manifest.index) info.bytes = SaturatingSum(info.bytes, manifest.index->length);
   info.step = manifest.step;
-  info.generation = manifest.generation;
+  info.line = manifest.line;
   info.attempt = manifest.attempt;
   if (manifest.parent) info.parent = manifest.parent->step;
   info.world = manifest.world;
@@ -120,7 +120,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
 bool Verified(const StoredCheckpoint& checkpoint) { return checkpoint.info.status.ok(); }
 
 bool Older(const StoredCheckpoint& a, const StoredCheckpoint& b) {
-  const auto rank = [](const StoredCheckpoint& c) { return std::tuple(!Verified(c), c.info.generation, c.info.step); };
+  const auto rank = [](const StoredCheckpoint& c) { return std::tuple(!Verified(c), c.info.line, c.info.step); };
   return rank(a) < rank(b);
 }
 

@@ -21,7 +21,7 @@ struct StoredCheckpoint {
   Manifest manifest;
 };
 
-/// Lists step-*: checkpoints whose manifests verify by {generation, step}, oldest first, then damaged ones by step.
+/// Lists step-*: checkpoints whose manifests verify by {line, step}, oldest first, then damaged ones by step.
 /// Takes no lock and writes nothing; reads long lists on several threads. NotFound if the root is missing. Skips
 /// folders that retention removes meanwhile.
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root);
@@ -39,7 +39,7 @@ struct StoredCheckpoint {
 [[nodiscard]] Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path,
                                             std::uint64_t* bytes = nullptr);
 /// The checkpoints that `selector` selects, by the rules of Checkpointer::Restore, as far as manifests tell: candidates
-/// in the order to try. A damaged manifest counts as the newest, because its generation is unknown.
+/// in the order to try. A damaged manifest counts as the newest, because its line is unknown.
 ///
 /// Without fallback: one verified candidate or an error. With fallback: damaged checkpoints are listed too, to be
 /// reported as skipped; info.status says why. From a given step, only older ones are candidates.

@@ -13,7 +13,7 @@
 namespace cairn {
 namespace {
 
-std::pair<std::uint64_t, std::uint64_t> Age(const CheckpointInfo& info) { return {info.generation, info.step}; }
+std::pair<std::uint64_t, std::uint64_t> Age(const CheckpointInfo& info) { return {info.line, info.step}; }
 
 bool GivenUp(const PathAt& folder) {
   struct stat found {};

@@ -125,7 +125,7 @@ json ToJson(const CheckpointInfo& info) {
     out["error"] = info.status.ToString();
     return out;
   }
-  out["generation"] = info.generation;
+  out["line"] = info.line;
   out["attempt"] = info.attempt;
   out["parent"] = info.parent ? json(*info.parent) : json(nullptr);
   out["world"] = info.world;

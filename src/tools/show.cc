@@ -171,8 +171,8 @@ void ShowFile(const std::string& path, const TensorSource& source, bool json) {
 }
 
 std::string Describe(const CheckpointInfo& info, const std::vector<ManifestShard>& shards) {
-  std::string text = fmt::format("step {}  {}  generation {}  world {}  {}{}\nattempt {}\n", info.step,
-                                 CommitTime(info), info.generation, info.world, HumanBytes(info.bytes),
+  std::string text = fmt::format("step {}  {}  line {}  world {}  {}{}\nattempt {}\n", info.step,
+                                 CommitTime(info), info.line, info.world, HumanBytes(info.bytes),
                                  info.pinned ? "  pinned" : "", Printable(info.attempt));
   if (const NonFinite worst = info.nonfinite; worst != NonFinite::kNone) {
     const auto has = [worst](const ManifestShard& shard) { return shard.nonfinite == worst; };

@@ -106,7 +106,7 @@ TEST_F(CorpusV1, VerifiesEveryCheckpoint) {
   }
 }
 
-TEST_F(CorpusV1, ListsTwoGenerationsWithPinAndParent) {
+TEST_F(CorpusV1, ListsTwoLinesWithPinAndParent) {
   const auto checkpointer = Open(kCorpus / "single");
 
   const auto list = checkpointer->List();
@@ -116,8 +116,8 @@ TEST_F(CorpusV1, ListsTwoGenerationsWithPinAndParent) {
   EXPECT_THAT(*list, Each(Field(&CheckpointInfo::attempt, SizeIs(36))));
   EXPECT_THAT(*list, ElementsAre(Field(&CheckpointInfo::step, 1000U), Field(&CheckpointInfo::step, 2000U),
                                  Field(&CheckpointInfo::step, 1500U)));
-  EXPECT_THAT(*list, ElementsAre(Field(&CheckpointInfo::generation, 0U), Field(&CheckpointInfo::generation, 0U),
-                                 Field(&CheckpointInfo::generation, 1U)));
+  EXPECT_THAT(*list, ElementsAre(Field(&CheckpointInfo::line, 0U), Field(&CheckpointInfo::line, 0U),
+                                 Field(&CheckpointInfo::line, 1U)));
   EXPECT_THAT(*list, ElementsAre(Field(&CheckpointInfo::parent, std::nullopt),
                                  Field(&CheckpointInfo::parent, std::nullopt), Field(&CheckpointInfo::parent, 1000U)));
   EXPECT_THAT(*list, ElementsAre(Field(&CheckpointInfo::pinned, true), Field(&CheckpointInfo::pinned, false),
@@ -136,11 +136,11 @@ TEST_F(CorpusV1, RestoresEveryDTypeShapeAndValueOfEachStep) {
     EXPECT_THAT(state.Wrong(step + 500), SizeIs(Gt(25U))) << "of 35 non-empty ones: the steps differ";
     EXPECT_EQ(restored->values, CorpusSingleValues(step));
     EXPECT_TRUE(std::signbit(std::get<double>(restored->values.at("minus zero"))));
-    EXPECT_EQ(restored->generation, step == 1500 ? 1U : 0U);
+    EXPECT_EQ(restored->line, step == 1500 ? 1U : 0U);
   }
 }
 
-TEST_F(CorpusV1, RestoresTheNewestGenerationAsTheLatest) {
+TEST_F(CorpusV1, RestoresTheNewestLineAsTheLatest) {
   const auto checkpointer = Open(kCorpus / "single");
   CorpusState state = CorpusSingle();
 
@@ -260,7 +260,7 @@ TEST_F(CorpusV1, CurrentWriterContinuesInACopy) {
   const auto list = checkpointer->List();
   ASSERT_TRUE(list.ok()) << list.status();
   EXPECT_EQ(list->back().step, 1600U);
-  EXPECT_EQ(list->back().generation, 1U);
+  EXPECT_EQ(list->back().line, 1U);
   EXPECT_THAT(*list, IsSupersetOf({Field(&CheckpointInfo::step, 1000U), Field(&CheckpointInfo::step, 1500U)}));
   EXPECT_EQ(checkpointer->Verify(Step(1600)), Status::Ok());
 }

@@ -90,7 +90,7 @@ TEST_F(Line, ACrashNeverResumesFromTheAbandonedLine) {
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->step, 15U);
-  EXPECT_EQ(restored->generation, 1U);
+  EXPECT_EQ(restored->line, 1U);
   EXPECT_TRUE(tensors_.Holds(150));
   EXPECT_THAT(Steps(), ElementsAre(10, 20, 30, 15));
   EXPECT_EQ(checkpointer_->List()->back().parent, 10U);
@@ -281,7 +281,7 @@ TEST_F(Line, RestoringWithoutResumeChangesNothing) {
   ASSERT_TRUE(Save(30, 30).ok());
   const auto list = checkpointer_->List();
   ASSERT_TRUE(list.ok() && list->size() == 3) << list.status();
-  EXPECT_EQ(list->back().generation, 0U);
+  EXPECT_EQ(list->back().line, 0U);
 }
 
 TEST_F(Line, ReaderTakesNoLockAndWritesNothing) {

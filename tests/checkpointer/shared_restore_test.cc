@@ -123,7 +123,7 @@ TEST_F(RanksRestore, SkipsOnAllWhatIsDamagedOnOne) {
     EXPECT_THAT(saved, Each(Status::Ok()));
     const auto newest = rank(0).Inspect(Latest());
     ASSERT_TRUE(newest.ok()) << newest.status();
-    EXPECT_EQ(newest->info.generation, static_cast<std::uint64_t>(damaged) + 1);
+    EXPECT_EQ(newest->info.line, static_cast<std::uint64_t>(damaged) + 1);
     EXPECT_EQ(newest->info.parent, first);
   }
 }
@@ -236,7 +236,7 @@ TEST_F(RanksRestore, FailureDoesNotCountAsARestore) {
   EXPECT_THAT(SaveAll(3), Each(Status::Ok()));
   const auto newest = rank(0).Inspect(Step(3));
   ASSERT_TRUE(newest.ok()) << newest.status();
-  EXPECT_EQ(newest->info.generation, 0U);
+  EXPECT_EQ(newest->info.line, 0U);
   EXPECT_EQ(newest->info.parent, std::nullopt);
 }
 

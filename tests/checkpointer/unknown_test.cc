@@ -128,7 +128,7 @@ TEST_F(Unknown, StepOfSeveralRanksMayBeSavedAgain) {
   EXPECT_TRUE(Holds(*fresh, 1, 1, 8));
 }
 
-// The generation is the same: only the parent shows that one rank's tensors belong to another line.
+// The attempt is of rank 0's line: only the parent shows that the other rank's tensors belong to another one.
 TEST(RanksOfTwoLines, CommitNothingIfOneHasRestoredNothing) {
   const TempDir dir;
   const auto ranks = OpenRanks(2, SmallOptions(dir / "run"));

@@ -24,7 +24,7 @@ PreparedMessage Prepared() {
 TEST(Agreement, EncodesTheAttempt) {
   const AttemptProposal message{.uuid = "the-uuid",
                                 .step = ~0ULL,
-                                .generation = 3,
+                                .line = 3,
                                 .parent = ManifestParent{.step = 6, .attempt = "the-parent"},
                                 .replace = true,
                                 .replica_digests = "00ff"};
@@ -35,7 +35,7 @@ TEST(Agreement, EncodesTheAttempt) {
   EXPECT_EQ(read->refusal, Status::Ok());
   EXPECT_EQ(read->uuid, message.uuid);
   EXPECT_EQ(read->step, message.step);
-  EXPECT_EQ(read->generation, message.generation);
+  EXPECT_EQ(read->line, message.line);
   EXPECT_EQ(read->parent, message.parent);
   EXPECT_EQ(read->replace, message.replace);
   EXPECT_EQ(read->replica_digests, message.replica_digests);

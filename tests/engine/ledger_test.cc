@@ -12,8 +12,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-CheckpointInfo Stored(std::uint64_t step, std::uint64_t generation = 0, bool damaged = false) {
-  CheckpointInfo one{.step = step, .generation = generation};
+CheckpointInfo Stored(std::uint64_t step, std::uint64_t line = 0, bool damaged = false) {
+  CheckpointInfo one{.step = step, .line = line};
   one.attempt = "attempt-of-" + std::to_string(step);
   one.path = "step-" + std::to_string(step);
   if (damaged) one.status = Status(StatusCode::kCorrupt, "damaged");
@@ -157,18 +157,18 @@ TEST(Ledger, RelistIgnoresOlderAndUnreadableListings) {
   EXPECT_THAT(ledger.Retire(), ElementsAre(9));
 }
 
-TEST(Ledger, KeepsTheGenerationAfterRestoringTheNewest) {
+TEST(Ledger, KeepsTheLineAfterRestoringTheNewest) {
   Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0);
 
   ledger.Restored(100, 2, "attempt-of-100");
 
   const auto plan = ledger.Admit(110, IfExists::kFail);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->generation, 2U);
+  EXPECT_EQ(plan->line, 2U);
   EXPECT_EQ(plan->parent, (ManifestParent{100, "attempt-of-100"}));
 }
 
-TEST(Ledger, StartsANewGenerationAfterRestoringAnOlderStep) {
+TEST(Ledger, StartsANewLineAfterRestoringAnOlderStep) {
   Ledger ledger({Stored(50), Stored(100)}, 0, 0);
 
   ledger.Restored(50, 0, "attempt-of-50");
@@ -176,7 +176,7 @@ TEST(Ledger, StartsANewGenerationAfterRestoringAnOlderStep) {
   EXPECT_EQ(ledger.Admit(49, IfExists::kFail).status().code(), StatusCode::kFailedPrecondition);
   const auto again = ledger.Admit(100, IfExists::kFail);
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->generation, 1U);
+  EXPECT_EQ(again->line, 1U);
   EXPECT_TRUE(again->replace);
   EXPECT_EQ(again->parent, (ManifestParent{50, "attempt-of-50"}));
 }
@@ -219,7 +219,7 @@ TEST(Ledger, DamagedNewestDoesNotEndTheRestoredLine) {
 
   const auto plan = ledger.Admit(100, IfExists::kFail);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->generation, 1U);
+  EXPECT_EQ(plan->line, 1U);
   EXPECT_TRUE(plan->replace);
 }
 

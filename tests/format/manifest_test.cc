@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 Manifest Rich() {
   Manifest manifest;
   manifest.step = ~0ULL;
-  manifest.generation = 2;
+  manifest.line = 2;
   manifest.attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
   manifest.parent = ManifestParent{.step = 900, .attempt = "5f2b7c1e-8f53-4a8e-b5b2-0d9a3d3e9c44"};
   manifest.world = 2;
@@ -115,7 +115,7 @@ TEST(ManifestCorruption, DigestInUpperCase) {
   Manifest manifest = Rich();
   std::string text = EncodeManifest(manifest);
   while (text.substr(text.size() - 12, 8).find_first_of("abcdef") == std::string::npos) {
-    ++manifest.generation;
+    ++manifest.line;
     text = EncodeManifest(manifest);
   }
   for (std::size_t i = text.size() - 12; i < text.size() - 4; ++i) text[i] = static_cast<char>(std::toupper(text[i]));
@@ -158,7 +158,7 @@ TEST(ManifestCorruption, Step) {
   ExpectBroken(Edited("\"step\":18446744073709551615,", ""), "step: missing");
 }
 
-TEST(ManifestCorruption, Generation) {
+TEST(ManifestCorruption, Line) {
   ExpectBroken(Edited("\"generation\":2", "\"generation\":true"), "generation: expected an integer");
   ExpectBroken(Edited("\"generation\":2,", ""), "generation: missing");
 }

@@ -456,7 +456,7 @@ def test_a_look_at_an_older_checkpoint_starts_no_new_line(make: Make) -> None:
     with pytest.raises(cairn.FailedPrecondition):
         checkpointer.save(15, {"t": torch.ones(3)})
     checkpointer.save(30, {"t": torch.ones(3)}).wait()
-    assert {one.generation for one in checkpointer.checkpoints()} == {0}
+    assert {one.line for one in checkpointer.checkpoints()} == {0}
 
     checkpointer.restore({"t": torch.ones(3)}, 10)
     checkpointer.save(15, {"t": torch.ones(3)}).wait()

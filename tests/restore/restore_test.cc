@@ -16,7 +16,7 @@ TEST_F(RestoreTest, RestoresEveryByteAndValue) {
       MakeTensor("größe/重み \"x\"\n", DType::kU8, {3}, 5)};
   const Values values{{"lr", 0.1}, {"epoch", std::int64_t{7}}, {"note", std::string("a\nb")}};
   const std::string folder =
-      WriteCheckpoint(root(), {.step = 42, .generation = 3, .shards = {{.tensors = saved, .values = values}}});
+      WriteCheckpoint(root(), {.step = 42, .line = 3, .shards = {{.tensors = saved, .values = values}}});
   Targets targets;
   for (const SavedTensor& tensor : saved) targets.Add(tensor);
 
@@ -25,7 +25,7 @@ TEST_F(RestoreTest, RestoresEveryByteAndValue) {
   ASSERT_TRUE(restored.ok()) << restored.status();
   for (const SavedTensor& tensor : saved) EXPECT_EQ(targets[tensor.name], tensor.bytes) << tensor.name;
   EXPECT_EQ(restored->step, 42);
-  EXPECT_EQ(restored->generation, 3);
+  EXPECT_EQ(restored->line, 3);
   EXPECT_EQ(restored->tensors, 5);
   EXPECT_EQ(restored->bytes, targets.state.bytes());
   EXPECT_EQ(restored->values, values);

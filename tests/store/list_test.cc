@@ -52,10 +52,10 @@ class ListTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue();
 };
 
-TEST_F(ListTest, SortsByGenerationAndStepWithDamagedLast) {
+TEST_F(ListTest, SortsByLineAndStepWithDamagedLast) {
   Save({.step = 100});
   Save({.step = 20});
-  Save({.step = 60, .generation = 1});
+  Save({.step = 60, .line = 1});
   Save({.step = 5});
   Save({.step = 30});
   Damage(30);
@@ -74,7 +74,7 @@ TEST_F(ListTest, SortsByGenerationAndStepWithDamagedLast) {
 }
 
 TEST_F(ListTest, InfoDescribesManifestAndFolder) {
-  Save({.step = 7, .shards = 2, .generation = 3});
+  Save({.step = 7, .shards = 2, .line = 3});
   ASSERT_EQ(SetPin(*queue_, root_.path(), 7, PinOwner::kUser, 0644), Status::Ok());
 
   const auto list = ListCheckpoints(root_.path());
@@ -83,7 +83,7 @@ TEST_F(ListTest, InfoDescribesManifestAndFolder) {
   ASSERT_EQ(list->size(), 1U);
   const CheckpointInfo& info = list->front().info;
   EXPECT_EQ(info.step, 7U);
-  EXPECT_EQ(info.generation, 3U);
+  EXPECT_EQ(info.line, 3U);
   EXPECT_EQ(info.world, 2U);
   EXPECT_TRUE(info.pinned);
   EXPECT_EQ(info.path, StepFolder(7));
@@ -267,9 +267,9 @@ TEST_F(ListTest, FolderNamedForAnotherStepIsCorrupt) {
   EXPECT_EQ(ReadCheckpointFolder(root_ / "nowhere").status().code(), StatusCode::kNotFound);
 }
 
-TEST_F(ListTest, LatestIsTheHighestGenerationThenStep) {
+TEST_F(ListTest, LatestIsTheHighestLineThenStep) {
   Save({.step = 50});
-  Save({.step = 30, .generation = 1});
+  Save({.step = 30, .line = 1});
   Save({.step = 40});
 
   EXPECT_THAT(Chosen(Latest()), ElementsAre(30));

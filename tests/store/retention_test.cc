@@ -13,10 +13,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-CheckpointInfo Stored(std::uint64_t step, std::uint64_t generation = 0, bool pinned = false) {
+CheckpointInfo Stored(std::uint64_t step, std::uint64_t line = 0, bool pinned = false) {
   CheckpointInfo checkpoint;
   checkpoint.step = step;
-  checkpoint.generation = generation;
+  checkpoint.line = line;
   checkpoint.pinned = pinned;
   return checkpoint;
 }

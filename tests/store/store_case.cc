@@ -72,7 +72,7 @@ std::string ShardContent(const TestSave& save, std::uint64_t shard) {
 Manifest ManifestOf(const TestSave& save, const std::string& uuid) {
   Manifest manifest;
   manifest.step = save.step;
-  manifest.generation = save.generation;
+  manifest.line = save.line;
   manifest.attempt = uuid;
   manifest.world = save.shards;
   for (std::uint64_t shard = 0; shard < save.shards; ++shard) {

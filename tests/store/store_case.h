@@ -40,7 +40,7 @@ struct TestSave {
   /// Distinguishes saves of one step.
   std::uint64_t seed = 0;
   std::uint64_t shards = 1;
-  std::uint64_t generation = 0;
+  std::uint64_t line = 0;
   bool replace = false;
   /// Committed pinned.
   bool pin = false;

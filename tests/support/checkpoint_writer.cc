@@ -68,7 +68,7 @@ std::string WriteCheckpoint(const std::string& root, const CheckpointContent& co
   std::filesystem::create_directories(folder);
   Manifest manifest;
   manifest.step = content.step;
-  manifest.generation = content.generation;
+  manifest.line = content.line;
   manifest.attempt = content.attempt;
   manifest.world = content.shards.size();
   for (std::uint64_t i = 0; i < content.shards.size(); ++i) manifest.shards.push_back(WriteShard(folder, content, i));
