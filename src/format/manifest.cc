@@ -49,6 +49,7 @@ class ManifestReader final : public JsonEvents {
     kFeatures,
     kStep,
     kLine,
+    kRoot,
     kAttempt,
     kParent,
     kWorld,
@@ -66,16 +67,21 @@ class ManifestReader final : public JsonEvents {
     kIndexHead,
     kIndexDigest,
   };
+  /// So an invalid one counts as missing.
+  [[nodiscard]] static constexpr bool MayBeMissing(Field field) {
+    return field == Field::kRoot || field == Field::kIndex || field == Field::kNonFinite;
+  }
   struct Known {
     At at;
     std::string_view name;
     Field field;
   };
-  static constexpr std::array<Known, 20> kKnown{{
+  static constexpr std::array<Known, 21> kKnown{{
       {At::kTop, "format_version", Field::kVersion},
       {At::kTop, "required_features", Field::kFeatures},
       {At::kTop, "step", Field::kStep},
       {At::kTop, "generation", Field::kLine},
+      {At::kTop, "root", Field::kRoot},
       {At::kTop, "attempt", Field::kAttempt},
       {At::kTop, "parent", Field::kParent},
       {At::kTop, "world", Field::kWorld},
@@ -185,6 +191,9 @@ bool ManifestReader::OnMember(const JsonScalar& value) {
       return TakeNumber(value, manifest.step);
     case Field::kLine:
       return TakeNumber(value, manifest.line);
+    case Field::kRoot:
+      if (value.kind == JsonScalar::Kind::kText && IsAttemptId(value.text)) manifest.root = value.text;
+      return true;
     case Field::kWorld:
       if (!TakeNumber(value, manifest.world)) return false;
       return manifest.world != 0 || FailExpected("at least 1", "0");
@@ -271,8 +280,8 @@ bool ManifestReader::OnOpen(char bracket) {
     if (at == At::kTop && field_ == Field::kIndex && !array) {
       next = At::kIndex;
       manifest.index.emplace();
-    } else if (at == At::kSkipped || at == At::kIndex || field_ == Field::kIndex ||
-               ((field_ == Field::kUnknown || field_ == Field::kNonFinite) && at != At::kShards)) {
+    } else if (at == At::kSkipped || at == At::kIndex ||
+               ((field_ == Field::kUnknown || MayBeMissing(field_)) && at != At::kShards)) {
       next = At::kSkipped;
     } else if (at == At::kTop && field_ == Field::kFeatures && array) {
       next = At::kFeatures;
@@ -297,8 +306,7 @@ bool ManifestReader::OnClose() {
   const Level& level = levels_.back();
   if (level.at == At::kIndex && index_members_ != kIndexMembers) manifest.index.reset();
   for (const Known& known : kKnown) {
-    if (known.at == At::kIndex || known.field == Field::kIndex) continue;
-    if (known.field == Field::kNonFinite) continue;
+    if (known.at == At::kIndex || MayBeMissing(known.field)) continue;
     if (known.at == level.at && std::ranges::find(level.keys, known.name) == level.keys.end()) {
       return Fail("{}: missing", Place(known.name));
     }
@@ -341,7 +349,12 @@ std::string EncodeManifest(const Manifest& manifest) {
     if (i != 0) out += ',';
     AppendJsonString(out, manifest.required_features[i]);
   }
-  out += fmt::format("],\n \"step\":{},\n \"generation\":{},\n \"attempt\":", manifest.step, manifest.line);
+  out += fmt::format("],\n \"step\":{},\n \"generation\":{}", manifest.step, manifest.line);
+  if (!manifest.root.empty()) {
+    out += ",\n \"root\":";
+    AppendJsonString(out, manifest.root);
+  }
+  out += ",\n \"attempt\":";
   AppendJsonString(out, manifest.attempt);
   out += ",\n \"parent\":";
   if (manifest.parent) {

@@ -56,6 +56,9 @@ struct Manifest {
   std::uint64_t step = 0;
   /// The line of training: the member "generation".
   std::uint64_t line = 0;
+  /// The id of the root that it was saved in. Empty if its writer knew none (version 1's first writers), or the member
+  /// is invalid.
+  std::string root;
   std::string attempt;
   std::optional<ManifestParent> parent;
   std::uint64_t world = 1;

@@ -16,6 +16,7 @@ Manifest Rich() {
   Manifest manifest;
   manifest.step = ~0ULL;
   manifest.line = 2;
+  manifest.root = "4f2a6b1d-9c3e-4d5f-8a7b-1e2d3c4b5a69";
   manifest.attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
   manifest.parent = ManifestParent{.step = 900, .attempt = "5f2b7c1e-8f53-4a8e-b5b2-0d9a3d3e9c44"};
   manifest.world = 2;
@@ -72,12 +73,13 @@ TEST(Manifest, TextIsAsDocumented) {
  "required_features":[],
  "step":1000,
  "generation":2,
+ "root":"4f2a6b1d-9c3e-4d5f-8a7b-1e2d3c4b5a69",
  "attempt":"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11",
  "parent":{"step":900,"attempt":"5f2b7c1e-8f53-4a8e-b5b2-0d9a3d3e9c44"},
  "world":1,
  "shards":[
   {"file":"shard-00000.safetensors","length":4104,"header_digest":"3f0f0df1"}],
- "digest":"08f1e206"
+ "digest":"32eb7234"
 }
 )");
 }
@@ -149,6 +151,17 @@ TEST(Manifest, AMarkThatIsNoneIsSkipped) {
     EXPECT_EQ(WorstOf(decoded->shards), NonFinite::kInfinity) << other;
   }
   EXPECT_EQ(WorstOf(Rich().shards), NonFinite::kNaN);
+}
+
+TEST(Manifest, ARootThatIsNoIdIsSkipped) {
+  const std::string id = '"' + Rich().root + '"';
+  for (const char* other : {"\"\"", "\"../x\"", "7", "null", "[\"a\"]", "{\"root\":\"a\"}"}) {
+    const auto decoded = DecodeManifest(Edited(id, other), "m");
+
+    ASSERT_TRUE(decoded.ok()) << other << ": " << decoded.status();
+    EXPECT_EQ(decoded->root, "") << other;
+  }
+  ExpectBroken(Edited("\"root\"", "\"root\":\"a\",\"root\""), "\"root\": expected once, found twice");
 }
 
 TEST(ManifestCorruption, Step) {
