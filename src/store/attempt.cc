@@ -2,18 +2,18 @@
 //
 // 0. Open (root.cc). Create the root and fsync its parent. Hold a descriptor of the directory: everything below is
 //    relative to it, so that moving the directory moves the writer with it. Take the writer's lock, an
-//    open-file-description lock on `.lock`. Name this writer in `.writer`, which a rename replaces; on a full disk it
-//    is overwritten in place. (If that needs room too: do the next steps up to the fsync of the root, remove what is
-//    retired and spare, which is no checkpoint's and which only the holder of the lock may touch, and begin again.)
-//    Rename every existing attempt away. Rename each `.replaced-N-*` back to step-N if there is no step-N, and retire
-//    the others. Fsync the root, so that every rename that a crash left half done is either on the disk or undone
-//    before anything is removed or listed. Only then list it. The renames are the fence: a late commit of an earlier
-//    writer either finds its attempt gone or came before the list. Each commit checks before its rename, and each
-//    retirement before and after its rename, that `.writer` and `.lock` are still this writer's, and that it still has
-//    the lock, which an NFS server may have lost. If not, it fails, and nothing is removed any more; a lost lock is
-//    never taken again, because another may have been the writer meanwhile. Then only the coordinator sweeps, while
-//    training starts: it names no attempt for a commit before it has swept, and without a name no rank begins. Readers
-//    take no lock and never sweep.
+//    open-file-description lock on `.lock`. Name this writer in `.writer`, which a rename replaces and which keeps the
+//    root's id and line counter; on a full disk it is overwritten in place. (If that needs room too: do the next steps
+//    up to the fsync of the root, remove what is retired and spare, which is no checkpoint's and which only the holder
+//    of the lock may touch, and begin again.) Rename every existing attempt away. Rename each `.replaced-N-*` back to
+//    step-N if there is no step-N, and retire the others. Fsync the root, so that every rename that a crash left half
+//    done is either on the disk or undone before anything is removed or listed. Only then list it. The renames are the
+//    fence: a late commit of an earlier writer either finds its attempt gone or came before the list. Each commit
+//    checks before its rename, and each retirement before and after its rename, that `.writer` and `.lock` are still
+//    this writer's, and that it still has the lock, which an NFS server may have lost. If not, it fails, and nothing is
+//    removed any more; a lost lock is never taken again, because another may have been the writer meanwhile. Then only
+//    the coordinator sweeps, while training starts: it names no attempt for a commit before it has swept, and without a
+//    name no rank begins. Readers take no lock and never sweep.
 // 1. Begin. The coordinator creates `.attempt-<uuid>/` and only then announces it, with its step. On the others the
 //    call of Save for that step joins it, and opens the folder; an attempt that no call joins is refused (pairing.h).
 //    If the folder is not there, the rank looks for it for a while (late_name.h): its root may be a different
@@ -40,23 +40,27 @@
 //    disk. A single rank needs no messages and does 3 and 5 in one: header and manifest are written in parallel, then
 //    everything is fsynced in parallel, then renamed. Nothing reads the attempt before the rename, so it does not
 //    matter which of the writes survive a crash.
-// 5. Commit (commit.cc), on the coordinator, only after every shard was found. With several ranks the index is written
-//    first, then the manifest, which names it. Both, the step's pin if it is to have one, and the attempt's folder are
-//    fsynced; the folder is renamed to step-N without replacing; the root is fsynced. So no retirement sees the step
-//    before its pin. An old step-N is exchanged for it, and its pin is copied; before all this the commit waits until
-//    nobody reads the old one, up to a deadline, and locks readers out. If the filesystem cannot exchange names,
-//    the old one is first renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power cut keeps the
-//    second rename without the first; leftovers of earlier replacements of the step are retired before. If the root's
-//    last fsync fails, the outcome is unknown: the step is not acknowledged, and the folder is not removed. If the
-//    rename fails and the attempt's name no longer refers to its folder, the coordinator looks for step-N: either it is
-//    there, or somebody took the attempt away. A rank that hears nothing looks for step-N with its attempt id and
-//    fsyncs the root itself (FindCommitted). After the deadline it renames the attempt to `.retired-<uuid>` and fsyncs
-//    the root (AbortAttempt). Commit and abort rename the same name, so one of them wins: a rank that has renamed the
-//    folder that it has open knows that the save has failed; one that comes too late looks for step-N again. The
-//    coordinator gives up a failed attempt in the same way, with everything that the others have written into it,
-//    without waiting for them.
-//    A save that the disk has not answered for stall_timeout is given up: not once the rename is submitted, whose
-//    outcome is unknown until the disk answers, and right before it the commit looks whether it was given up.
+// 5. Commit (commit.cc), on the coordinator, only after every shard was found. A save that continues from a restore is
+//    of a line that the restore began. Before anything of its commit, the line is made the counter in `.writer`, as at
+//    the opening: draft, fsync, a look whether another writer has taken over, rename, fsync of the root
+//    (Root::WriteLine; once for a line, see src/engine/line_record.h). So a line that has a checkpoint is never begun
+//    again. A writer that was displaced between that look and the rename puts its own record back: its successor, which
+//    holds the lock, knows it by its lower epoch. With several ranks the index is written first, then the manifest,
+//    which names it. Both, the step's pin if it is to have one, and the attempt's folder are fsynced; the folder is
+//    renamed to step-N without replacing; the root is fsynced. So no retirement sees the step before its pin. An old
+//    step-N is exchanged for it, and its pin is copied; before all this the commit waits until nobody reads the old
+//    one, up to a deadline, and locks readers out. If the filesystem cannot exchange names, the old one is first
+//    renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power cut keeps the second rename without the
+//    first; leftovers of earlier replacements of the step are retired before. If the root's last fsync fails, the
+//    outcome is unknown: the step is not acknowledged, and the folder is not removed. If the rename fails and the
+//    attempt's name no longer refers to its folder, the coordinator looks for step-N: either it is there, or somebody
+//    took the attempt away. A rank that hears nothing looks for step-N with its attempt id and fsyncs the root itself
+//    (FindCommitted). After the deadline it renames the attempt to `.retired-<uuid>` and fsyncs the root
+//    (AbortAttempt). Commit and abort rename the same name, so one of them wins: a rank that has renamed the folder
+//    that it has open knows that the save has failed; one that comes too late looks for step-N again. The coordinator
+//    gives up a failed attempt in the same way, with everything that the others have written into it, without waiting
+//    for them. A save that the disk has not answered for stall_timeout is given up: not once the rename is submitted,
+//    whose outcome is unknown until the disk answers, and right before it the commit looks whether it was given up.
 // 6. Retire (remove.cc). Only now is the save durable, and only now may older checkpoints go. First the new step is
 //    looked for by its name: if a disk has lost its rename, nothing goes, also not what it replaced, and it does not
 //    count any more. Rename step-N to `.retired-<uuid>` and fsync the root. Until that returns, nothing in the folder

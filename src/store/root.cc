@@ -17,6 +17,7 @@
 #include "base/uuid.h"
 #include "io/io_task.h"
 #include "store/late_name.h"
+#include "store/list.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/remove.h"
@@ -88,6 +89,15 @@ IoTask<Status> OpenTask(const std::string& path, UniqueFd& fd) {
   co_return co_await io::OpenDirectory(path, /*follow=*/true, fd);
 }
 
+/// The root's id by the newest checkpoint that names one, where `.writer` has none. Blocking.
+std::string RootOfCheckpoints(const PathAt& root) {
+  const Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(root);
+  if (!list.ok()) return {};
+  const auto found = std::find_if(list->rbegin(), list->rend(),
+                                  [](const StoredCheckpoint& one) { return !one.manifest.root.empty(); });
+  return found == list->rend() ? std::string() : found->manifest.root;
+}
+
 /// The last writer of the root, for messages.
 std::string LastWriter(const PathAt& root) {
   const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
@@ -143,25 +153,42 @@ Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
   return Status::Ok();
 }
 
-IoTask<Status> Root::NameWriter(unsigned file_mode) {
+IoTask<Status> Root::NameWriter() {
   // An unreadable record is replaced too: it only matters that the new one differs.
   const Result<std::optional<WriterRecord>> last = ReadWriter(at_);
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
-  const std::string text = EncodeWriter(writer_);
-  const PathAt draft = JoinPath(at_, WriterDraftName(writer_.id));
-  Status replaced = co_await ReplaceRecord(draft, text, file_mode);
+  if (writer_.root.empty()) writer_.root = RootOfCheckpoints(at_);
+  if (writer_.root.empty()) writer_.root = MakeUuid();
+  co_return co_await WriteRecord(writer_, WriterCheck());
+}
+
+IoTask<Status> Root::WriteLine(std::uint64_t line) {
+  WriterRecord record = writer_;
+  record.line = line;
+  CAIRN_CO_RETURN_IF_ERROR(co_await WriteRecord(std::move(record), [this] { return CheckWriter(); }));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(directory_, path()));
+  writer_.line = line;
+  co_return Status::Ok();
+}
+
+IoTask<Status> Root::WriteRecord(WriterRecord record, WriterCheck check) {
+  const std::string text = EncodeWriter(record);
+  const PathAt draft = JoinPath(at_, WriterDraftName(MakeUuid()));
+  Status replaced = co_await ReplaceRecord(draft, text, check);
   if (replaced.ok()) co_return replaced;
   static_cast<void>(co_await io::Unlink(draft));
   if (replaced.code() != StatusCode::kNoSpace) co_return replaced;
+  CAIRN_CO_RETURN_IF_ERROR(co_await cairn::CheckWriter(at_, check));
   const Status overwritten = co_await OverwriteRecord(text);
   co_return overwritten.ok() ? overwritten : replaced;
 }
 
-IoTask<Status> Root::ReplaceRecord(const PathAt& draft, const std::string& text, unsigned file_mode) {
+IoTask<Status> Root::ReplaceRecord(const PathAt& draft, const std::string& text, const WriterCheck& check) {
   UniqueFd fd;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(draft, 0, file_mode, fd));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(draft, 0, file_mode_, fd));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(fd, draft.text(), 0, std::as_bytes(std::span(text)), /*alignment=*/1));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(fd, draft.text()));
+  CAIRN_CO_RETURN_IF_ERROR(co_await cairn::CheckWriter(at_, check));
   co_return co_await io::Rename(draft, JoinPath(at_, kWriterName), RenameMode::kPlain);
 }
 
@@ -215,8 +242,8 @@ IoTask<Status> Root::RenameAllAway() {
   co_return co_await PutBackReplaced();
 }
 
-IoTask<Status> Root::Fence(unsigned file_mode) {
-  CAIRN_CO_RETURN_IF_ERROR(co_await NameWriter(file_mode));
+IoTask<Status> Root::Fence() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await NameWriter());
   CAIRN_CO_RETURN_IF_ERROR(co_await RenameAllAway());
   // Renames of a killed writer may not be on the disk yet. They must be before anything is listed or touched.
   co_return co_await io::Fsync(directory_, path());
@@ -252,10 +279,10 @@ IoTask<Status> Root::MakeRoom() {
 
 Status Root::TakeRoot(IoQueue& queue, const RootOptions& options) {
   CAIRN_RETURN_IF_ERROR(TakeLock(queue, options));
-  Status fenced = RunTaskBlocking(queue, Fence(options.file_mode));
+  Status fenced = RunTaskBlocking(queue, Fence());
   if (fenced.code() != StatusCode::kNoSpace) return fenced;
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, MakeRoom()));
-  return RunTaskBlocking(queue, Fence(options.file_mode));
+  return RunTaskBlocking(queue, Fence());
 }
 
 Status Root::ExplainNoSpace(const Status& why) const {
@@ -282,6 +309,7 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
 
   std::unique_ptr<Root> root(new Root);
   root->at_ = path;
+  root->file_mode_ = options.file_mode;
   if (options.read_only || !options.coordinator) {
     CAIRN_ASSIGN_OR_RETURN(const Found found, Look(path));
     if (found == Found::kNothing && options.read_only) {
@@ -311,7 +339,11 @@ Status Root::CheckWriter() const {
   if (!found.ok() && found.status().code() != StatusCode::kCorrupt) return found.status();
   // A new writer leaves a record. If somebody has removed it, the lock is enough, if locks are supported.
   const bool gone = found.ok() && !*found;
-  const bool own = found.ok() && *found && (*found)->id == writer_.id;
+  // While this lock is held, one of a lower epoch is no successor's: an earlier writer has written its line late.
+  const auto of_this = [&](const WriterRecord& one) {
+    return one.id == writer_.id || (lock_->locks() && one.epoch < writer_.epoch);
+  };
+  const bool own = found.ok() && *found && of_this(**found);
   const bool named = in_place && (own || (gone && lock_->locks() && lock_->Named(at_)));
   if (named && !lost_) return Status::Ok();
   struct stat directory {};

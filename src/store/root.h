@@ -57,6 +57,14 @@ class Root {
   [[nodiscard]] Status CheckWriter() const;
   /// This Open's, as `.writer` has it.
   [[nodiscard]] const std::string& writer_id() const { return writer_.id; }
+  /// The root's id. Only the writer's.
+  [[nodiscard]] const std::string& id() const { return writer_.root; }
+  /// The line counter, as `.writer` has it. Only the writer's; for the thread that calls WriteLine.
+  [[nodiscard]] std::uint64_t line() const { return writer_.line; }
+  /// Makes `line`, which is above line(), the line counter, durably. FailedPrecondition if another writer has taken
+  /// over. On a full disk the record is overwritten in place. After a failure `.writer` may have either counter. One
+  /// call at a time, on one thread.
+  IoTask<Status> WriteLine(std::uint64_t line);
   /// For ranks other than the coordinator: NotFound, saying what was found instead, if this is not the directory that
   /// the coordinator has opened, or does not show it yet. `writer_id` is the coordinator's.
   [[nodiscard]] Status CheckSeen(const std::string& writer_id) const;
@@ -76,9 +84,11 @@ class Root {
   [[nodiscard]] Status TakeLock(IoQueue& queue, const RootOptions& options);
   /// Takes the lock and fences. If there is no room for that, removes what killed runs left, and tries again.
   [[nodiscard]] Status TakeRoot(IoQueue& queue, const RootOptions& options);
-  IoTask<Status> Fence(unsigned file_mode);
-  IoTask<Status> NameWriter(unsigned file_mode);
-  IoTask<Status> ReplaceRecord(const PathAt& draft, const std::string& text, unsigned file_mode);
+  IoTask<Status> Fence();
+  IoTask<Status> NameWriter();
+  /// Replaces `.writer` by this record; the root is not fsynced. Calls `check` right before.
+  IoTask<Status> WriteRecord(WriterRecord record, WriterCheck check);
+  IoTask<Status> ReplaceRecord(const PathAt& draft, const std::string& text, const WriterCheck& check);
   IoTask<Status> OverwriteRecord(std::string text);
   IoTask<Status> RenameAllAway();
   IoTask<Status> RenameAway(const PathAt& path, const PathAt& to);
@@ -87,9 +97,11 @@ class Root {
   [[nodiscard]] Status ExplainNoSpace(const Status& why) const;
 
   PathAt at_;
+  unsigned file_mode_ = 0644;
   // Open only in the writer.
   UniqueFd directory_;
   std::optional<WriterLock> lock_;
+  // Its line changes in WriteLine; the rest is constant after Open.
   WriterRecord writer_;
   // The lock was found lost: for good, because another may have been the writer meanwhile.
   mutable std::atomic<bool> lost_ = false;

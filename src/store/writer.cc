@@ -24,7 +24,9 @@ WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
   return {.epoch = last ? last->epoch + 1 : 1,
           .id = MakeUuid(),
           .host = HostName(),
-          .process = static_cast<std::uint64_t>(::getpid())};
+          .process = static_cast<std::uint64_t>(::getpid()),
+          .root = last ? last->root : std::string(),
+          .line = last ? last->line : 0};
 }
 
 bool WriterRecord::OfThisProcess() const {
@@ -43,8 +45,8 @@ IoTask<Status> CheckWriter(const PathAt& root, const WriterCheck& check) {
 }
 
 std::string EncodeWriter(const WriterRecord& record) {
-  const nlohmann::json object = {
-      {"epoch", record.epoch}, {"id", record.id}, {"host", record.host}, {"process", record.process}};
+  const nlohmann::json object = {{"epoch", record.epoch},     {"id", record.id},     {"host", record.host},
+                                 {"process", record.process}, {"root", record.root}, {"line", record.line}};
   return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -57,10 +59,15 @@ Result<WriterRecord> DecodeWriter(std::string_view text, const std::string& file
     return Error(StatusCode::kCorrupt, "{}: expected a writer's epoch, id, host and process, found {}", file,
                  Quoted(text));
   }
-  return WriterRecord{.epoch = object["epoch"].get<std::uint64_t>(),
+  WriterRecord record{.epoch = object["epoch"].get<std::uint64_t>(),
                       .id = object["id"].get<std::string>(),
                       .host = object["host"].get<std::string>(),
                       .process = object["process"].get<std::uint64_t>()};
+  if (has("root", &Object::is_string) && IsAttemptId(object["root"].get<std::string>())) {
+    record.root = object["root"].get<std::string>();
+  }
+  if (has("line", &Object::is_number_unsigned)) record.line = object["line"].get<std::uint64_t>();
+  return record;
 }
 
 Result<std::optional<WriterRecord>> ReadWriter(const PathAt& root) {

@@ -73,6 +73,7 @@ Manifest ManifestOf(const TestSave& save, const std::string& uuid) {
   Manifest manifest;
   manifest.step = save.step;
   manifest.line = save.line;
+  manifest.root = save.root;
   manifest.attempt = uuid;
   manifest.world = save.shards;
   for (std::uint64_t shard = 0; shard < save.shards; ++shard) {

@@ -41,6 +41,7 @@ struct TestSave {
   std::uint64_t seed = 0;
   std::uint64_t shards = 1;
   std::uint64_t line = 0;
+  std::string root = {};
   bool replace = false;
   /// Committed pinned.
   bool pin = false;

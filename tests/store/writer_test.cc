@@ -77,6 +77,117 @@ TEST_F(WriterTest, EachOpenWritesTheNextEpoch) {
   EXPECT_EQ((WriterRecord{.host = "far", .process = 7}.Describe()), "process 7 on \"far\"");
 }
 
+TEST_F(WriterTest, EachOpenKeepsTheRootsIdAndLine) {
+  std::string id;
+  {
+    const Opened first = Open();
+    id = first->id();
+    EXPECT_THAT(id, SizeIs(36));
+    EXPECT_EQ(first->line(), 0U);
+    EXPECT_EQ(RunTaskBlocking(*queue_, first->WriteLine(3)), Status::Ok());
+    EXPECT_EQ(first->line(), 3U);
+    EXPECT_EQ(first->CheckWriter(), Status::Ok());
+  }
+  const Opened second = Open();
+
+  EXPECT_EQ(second->id(), id);
+  EXPECT_EQ(second->line(), 3U);
+  const auto record = ReadWriter(root_);
+  ASSERT_TRUE(record.ok() && *record) << record.status();
+  EXPECT_EQ((*record)->epoch, 2U);
+  EXPECT_EQ((*record)->root, id);
+  EXPECT_EQ((*record)->line, 3U);
+}
+
+// Of version 1's first writers, or damaged by hand: read as it is.
+TEST_F(WriterTest, RecordWithoutIdAndLineGetsThem) {
+  for (const char* more : {"", R"(,"root":7,"line":"3")", R"(,"root":"../x","line":-1)"}) {
+    fs::remove_all(root_);
+    fs::create_directory(root_);
+    WriteAll(root_ + "/.writer", std::string(R"({"epoch":4,"host":"h","id":"i","process":1)") + more + "}\n");
+    EXPECT_EQ((*ReadWriter(root_))->root, "") << more;
+    {
+      const Opened reader = Open({.path = root_, .read_only = true});
+      EXPECT_EQ((*ReadWriter(root_))->epoch, 4U) << "a reader writes nothing";
+    }
+
+    const Opened root = Open();
+
+    EXPECT_THAT(root->id(), SizeIs(36)) << more;
+    EXPECT_EQ(root->line(), 0U) << more;
+    EXPECT_EQ((*ReadWriter(root_))->epoch, 5U);
+    EXPECT_EQ((*ReadWriter(root_))->root, root->id());
+  }
+}
+
+TEST_F(WriterTest, LostIdIsThatOfTheNewestCheckpointWithOne) {
+  {
+    const Opened root = Open();
+    for (const TestSave& save : {TestSave{.step = 9, .root = "first"}, TestSave{.step = 5, .line = 1, .root = "newest"},
+                                 TestSave{.step = 6, .line = 1}}) {
+      ASSERT_EQ(SaveBy(root, save), Status::Ok());
+    }
+  }
+  WriteAll(root_ + "/.writer", "rubbish");
+
+  EXPECT_EQ(Open()->id(), "newest");
+}
+
+TEST_F(WriterTest, LineIsOverwrittenInPlaceOnAFullDisk) {
+  const Opened root = Open();
+  plan_->Fail({.op = IoOp::kWrite, .path = ".writer-"}, ENOSPC);
+
+  EXPECT_EQ(RunTaskBlocking(*queue_, root->WriteLine(1)), Status::Ok());
+
+  EXPECT_EQ((*ReadWriter(root_))->line, 1U);
+  EXPECT_EQ(root->CheckWriter(), Status::Ok());
+}
+
+TEST_F(WriterTest, LineThatCannotBeWrittenIsNoLine) {
+  const Opened root = Open();
+  const std::size_t before = plan_->Count({});
+  ASSERT_EQ(RunTaskBlocking(*queue_, root->WriteLine(1)), Status::Ok());
+  const std::size_t operations = plan_->Count({}) - before;
+  for (std::size_t k = 1; k <= operations; ++k) {
+    SCOPED_TRACE(testing::Message() << "operation " << k << " of " << operations);
+    plan_->Clear();
+    plan_->Fail({.nth = k}, EIO);
+
+    const Status status = RunTaskBlocking(*queue_, root->WriteLine(k + 1));
+    plan_->Clear();
+
+    EXPECT_EQ(root->line(), status.ok() ? k + 1 : k) << status;
+    EXPECT_EQ(root->CheckWriter(), Status::Ok());
+    EXPECT_EQ(RunTaskBlocking(*queue_, root->WriteLine(k + 1)), Status::Ok());
+    EXPECT_EQ((*ReadWriter(root_))->line, k + 1);
+  }
+}
+
+TEST_F(WriterTest, LineOfAWriterDisplacedAtAnyPointDisplacesNobody) {
+  std::size_t operations = 0;
+  for (std::size_t k = 0; k == 0 || k <= operations; ++k) {
+    SCOPED_TRACE(testing::Message() << "before operation " << k << " of " << operations);
+    fs::remove_all(root_);
+    const Opened first = Open();
+    Opened second;
+    plan_->Clear();
+    if (k != 0) plan_->CallBefore({.nth = k}, [&](const SeenOperation&) { second = TakeOver(); });
+    const std::size_t before = plan_->Count({});
+
+    const Status status = RunTaskBlocking(*queue_, first->WriteLine(1));
+    plan_->Clear();
+    if (k == 0) operations = plan_->Count({}) - before;
+    if (k == 0) continue;
+
+    ASSERT_NE(second, nullptr);
+    EXPECT_EQ(second->CheckWriter(), Status::Ok()) << status;
+    EXPECT_EQ(first->CheckWriter().code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(second->id(), first->id());
+    EXPECT_EQ(RunTaskBlocking(*queue_, second->WriteLine(2)), Status::Ok());
+    EXPECT_EQ((*ReadWriter(root_))->line, 2U);
+  }
+}
+
 TEST_F(WriterTest, InvalidRecordIsCorruptAndReplaced) {
   const std::string good = EncodeWriter({.epoch = 3, .id = "i", .host = "h", .process = 1});
   ASSERT_TRUE(DecodeWriter(good, "f").ok());
