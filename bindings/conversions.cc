@@ -62,6 +62,8 @@ py::dict FromInfo(const CheckpointInfo& info) {
   py::dict fields;
   fields["step"] = info.step;
   fields["line"] = info.line;
+  fields["root"] = info.root;
+  fields["copy"] = info.copy;
   fields["attempt"] = info.attempt;
   fields["parent"] = info.parent;
   fields["world"] = info.world;

@@ -21,7 +21,9 @@ class Checkpoint:
     """One committed checkpoint, as `Checkpointer.checkpoints` lists it. Sizes in bytes."""
 
     step: int
-    line: int
+    line: int  # Of training: each restore begins a new one, and the newest checkpoint is of the highest.
+    root: str  # The id of the root that it was saved in; "" if its writer knew none.
+    copy: bool  # It does not lie in that root: it was copied, or published at a path.
     attempt: str
     parent: int | None
     world: int

@@ -140,7 +140,7 @@ struct RestoreOptions {
 
 struct Restored {
   std::uint64_t step = 0;
-  std::uint64_t line = 0;
+  std::uint64_t line = 0;  ///< Of the checkpoint. What is saved next is of a new one.
   std::string attempt;
   Values values;                         ///< This rank's typed values.
   std::uint64_t tensors = 0;             ///< Tensors written into.
@@ -151,7 +151,12 @@ struct Restored {
 
 struct CheckpointInfo {
   std::uint64_t step = 0;
+  /// The line of training. Each Restore begins a new one, numbered above all lines of the root before.
   std::uint64_t line = 0;
+  /// The id of the root that it was saved in, whose lines are meant. Empty if its writer knew none.
+  std::string root;
+  /// It is not in that root: its folder was copied or published.
+  bool copy = false;
   std::string attempt;
   std::optional<std::uint64_t> parent;  ///< The step that this line of training was restored from.
   std::uint64_t world = 0;              ///< Ranks that wrote it.
@@ -271,8 +276,8 @@ class Checkpointer {
   /// Names, shapes, dtypes, headers and lengths are checked before the first byte of a target is written. After a later
   /// error the targets' contents are unspecified. NotFound only if the root holds no checkpoint (or not that step): if
   /// retention removes the chosen one before it is read, another one is chosen. Corrupt if it is damaged, naming the
-  /// file and the place. The next saves continue from what was restored; after an older step than the newest they start
-  /// a new line.
+  /// file and the place. The next saves continue from what was restored, in a new line: they are newer than every
+  /// checkpoint that there is, whatever its step, and may not be below the restored step.
   ///
   /// In a group of several ranks every rank makes the call, with the same selector (but for a folder's path). Rank 0
   /// chooses, and all restore the same attempt, or all fail. Corrupt on one rank is passed over by all with FallBack;

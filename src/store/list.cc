@@ -22,6 +22,7 @@
 #include "store/late_name.h"
 #include "store/names.h"
 #include "store/paths.h"
+#include "store/writer.h"
 
 namespace cairn {
 
@@ -106,6 +107,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   if (manifest.index) info.bytes = SaturatingSum(info.bytes, manifest.index->length);
   info.step = manifest.step;
   info.line = manifest.line;
+  info.root = manifest.root;
   info.attempt = manifest.attempt;
   if (manifest.parent) info.parent = manifest.parent->step;
   info.world = manifest.world;
@@ -115,6 +117,18 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   info.path = folder.text();
   checkpoint.manifest = std::move(manifest);
   return checkpoint;
+}
+
+/// The root's id; empty if it has none, none if that cannot be read.
+std::optional<std::string> RootId(const PathAt& root) {
+  const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
+  if (!writer.ok()) return std::nullopt;
+  return *writer ? (*writer)->root : std::string();
+}
+
+/// `lies_in`: the id of the root above its folder.
+void MarkCopy(CheckpointInfo& info, const std::optional<std::string>& lies_in) {
+  info.copy = lies_in && !info.root.empty() && info.root != *lies_in;
 }
 
 bool Verified(const StoredCheckpoint& checkpoint) { return checkpoint.info.status.ok(); }
@@ -151,8 +165,9 @@ Result<StoredCheckpoint> ReadStep(const PathAt& root, std::uint64_t step) {
     static_cast<void>(ForgetCachedNames(root));
     CAIRN_ASSIGN_OR_RETURN(read, ReadListed(folder, step));
   }
-  if (read) return *std::move(read);
-  return NoSuchStep(root, step);
+  if (!read) return NoSuchStep(root, step);
+  MarkCopy(read->info, RootId(root));
+  return *std::move(read);
 }
 
 Status CheckShardFile(const UniqueFd& folder, const std::string& path, const ManifestShard& shard) {
@@ -205,7 +220,10 @@ Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder) {
   std::string path = folder;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFolder(path, /*follow=*/true));
-  return ReadOpenFolder(fd, path, ParseStepName(std::filesystem::path(path).filename().string()));
+  CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint read,
+                         ReadOpenFolder(fd, path, ParseStepName(std::filesystem::path(path).filename().string())));
+  MarkCopy(read.info, RootId(JoinPath(PathAt(fd.get(), path), "..")));
+  return read;
 }
 
 Status CheckShardFiles(const StoredCheckpoint& checkpoint) {
@@ -237,8 +255,12 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
       if (checkpoint) found.emplace(one.step, *std::move(checkpoint));
     }
   }
+  const std::optional<std::string> id = RootId(root);
   std::vector<StoredCheckpoint> list;
-  for (auto& [step, checkpoint] : found) list.push_back(std::move(checkpoint));
+  for (auto& [step, checkpoint] : found) {
+    MarkCopy(checkpoint.info, id);
+    list.push_back(std::move(checkpoint));
+  }
   std::ranges::sort(list, Older);
   return list;
 }

@@ -247,6 +247,13 @@ class Comparison {
 
 std::uint64_t Elements(const TensorInfo& tensor) { return tensor.bytes / DTypeSize(tensor.dtype); }
 
+/// Of what root a side is, if it does not lie in that.
+void PrintCopy(std::string_view side, const TensorSource& source) {
+  const StoredCheckpoint* const checkpoint = source.checkpoint();
+  if (checkpoint == nullptr || !checkpoint->info.copy) return;
+  fmt::print("the {}: step {}, {}\n", side, checkpoint->info.step, LineText(checkpoint->info));
+}
+
 void PrintDifferences(const Differences& differences) {
   for (const std::string& name : differences.only_in_a) fmt::print("only in the first: {}\n", Printable(name));
   for (const std::string& name : differences.only_in_b) fmt::print("only in the second: {}\n", Printable(name));
@@ -335,7 +342,13 @@ Result<int> Diff(const DiffOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(TensorSource source_a, OpenSource(*reading, named.front().path, named.front().step));
   CAIRN_ASSIGN_OR_RETURN(TensorSource source_b, OpenSource(*reading, named.back().path, named.back().step));
   CAIRN_ASSIGN_OR_RETURN(const Differences differences, Comparison(reading->parts(), source_a, source_b).Run());
-  options.json ? PrintJson(DifferencesToJson(differences)) : PrintDifferences(differences);
+  if (options.json) {
+    PrintJson(DifferencesToJson(differences));
+  } else {
+    PrintCopy("first", source_a);
+    PrintCopy("second", source_b);
+    PrintDifferences(differences);
+  }
   return differences.none() ? kGood : kDamagedOrDifferent;
 }
 

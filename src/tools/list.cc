@@ -1,17 +1,21 @@
 #include "store/list.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "restore/open.h"
 #include "store/pins.h"
+#include "store/writer.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/reading.h"
@@ -94,12 +98,11 @@ std::string MetricsText(const json& metrics) {
 
 std::string Note(const CheckpointInfo& info) {
   if (!info.status.ok()) return Coloured(Printable(info.status.ToString()), Colour::kRed);
-  std::string note = MarkText(info.nonfinite);
-  if (info.pinned) {
-    note += fmt::format("{}pinned{}", note.empty() ? "" : ", ",
-                        FindPin(info.path) == PinOwner::kBest ? " by keep_best" : "");
-  }
-  return note;
+  std::vector<std::string> notes;
+  if (info.nonfinite != NonFinite::kNone) notes.push_back(MarkText(info.nonfinite));
+  if (info.pinned) notes.emplace_back(FindPin(info.path) == PinOwner::kBest ? "pinned by keep_best" : "pinned");
+  if (info.copy) notes.push_back(LineText(info));
+  return fmt::format("{}", fmt::join(notes, ", "));
 }
 
 /// Without the columns that are empty below the header.
@@ -113,16 +116,28 @@ void PrintFilled(std::vector<std::vector<std::string>> rows) {
   PrintTable(rows);
 }
 
+/// " (root 4f2a6b1d..., as run)" if a root before it, in `by_id`, has its id: one is a copy of the other.
+std::string SameAs(const std::string& root, std::map<std::string, std::string>& by_id) {
+  const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
+  if (!writer.ok() || !*writer || (*writer)->root.empty()) return "";
+  const auto& [before, fresh] = by_id.emplace((*writer)->root, root);
+  return fresh ? "" : fmt::format(" (root {}, as {})", ShortId(before->first), Printable(before->second));
+}
+
 void PrintList(const std::string& root, const std::vector<Listed>& list) {
   if (list.empty()) {
     fmt::print("there is no checkpoint under {}\n", Printable(root));
     return;
   }
-  std::vector<std::vector<std::string>> rows{{"STEP", "TIME", "SIZE", "RANKS", "METRICS", "NOTE"}};
+  std::vector<CheckpointInfo> infos;
+  for (const auto& [checkpoint, metrics] : list) infos.push_back(checkpoint.info);
+  const bool several = HaveSeveralLines(infos);
+  std::vector<std::vector<std::string>> rows{{"STEP", "LINE", "TIME", "SIZE", "RANKS", "METRICS", "NOTE"}};
   for (const auto& [checkpoint, metrics] : list) {
     const CheckpointInfo& info = checkpoint.info;
     const bool known = info.world > 0;  // Its manifest is good.
-    rows.push_back({std::to_string(info.step), CommitTime(info), known ? HumanBytes(info.bytes) : "-",
+    const std::string line = !several ? "" : known ? std::to_string(info.line) : "-";
+    rows.push_back({std::to_string(info.step), line, CommitTime(info), known ? HumanBytes(info.bytes) : "-",
                     known ? std::to_string(info.world) : "-", MetricsText(metrics), Note(info)});
   }
   PrintFilled(std::move(rows));
@@ -134,6 +149,7 @@ Result<int> List(const ListOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeQueue());
   int exit_code = kGood;
   json objects = json::array();
+  std::map<std::string, std::string> by_id;
   for (const std::string& root : options.roots) {
     const Result<std::vector<Listed>> list = Checkpoints(*queue, root);
     if (!list.ok()) {
@@ -146,7 +162,9 @@ Result<int> List(const ListOptions& options) {
       if (!checkpoint.info.status.ok()) exit_code = std::max(exit_code, kDamagedOrDifferent);
     }
     if (options.json) continue;
-    if (options.roots.size() > 1) fmt::print("{}{}:\n", &root == &options.roots.front() ? "" : "\n", Printable(root));
+    if (options.roots.size() > 1) {
+      fmt::print("{}{}{}:\n", &root == &options.roots.front() ? "" : "\n", Printable(root), SameAs(root, by_id));
+    }
     PrintList(root, *list);
   }
   // One list, however many roots: each checkpoint has its path.

@@ -12,6 +12,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/json_text.h"
@@ -78,6 +79,21 @@ std::string MarkText(NonFinite nonfinite) {
   return "";
 }
 
+bool HaveSeveralLines(const std::vector<CheckpointInfo>& infos) {
+  std::set<std::uint64_t> lines;
+  for (const CheckpointInfo& one : infos) {
+    if (one.status.ok()) lines.insert(one.line);
+  }
+  return lines.size() > 1;
+}
+
+std::string ShortId(const std::string& id) { return id.substr(0, 8) + "..."; }
+
+std::string LineText(const CheckpointInfo& info) {
+  const std::string line = fmt::format("line {}", info.line);
+  return info.copy ? fmt::format("{} of root {}, a copy", line, ShortId(info.root)) : line;
+}
+
 std::string Coloured(std::string text, Colour colour) {
   static const bool colours = [] {
     const char* const terminal = std::getenv("TERM");
@@ -126,6 +142,8 @@ json ToJson(const CheckpointInfo& info) {
     return out;
   }
   out["line"] = info.line;
+  out["root"] = info.root.empty() ? json(nullptr) : json(info.root);
+  out["copy"] = info.copy;
   out["attempt"] = info.attempt;
   out["parent"] = info.parent ? json(*info.parent) : json(nullptr);
   out["world"] = info.world;

@@ -31,6 +31,12 @@ int ReportError(const Status& status);
 [[nodiscard]] std::string CommitTime(const CheckpointInfo& info);
 /// "has NaNs", "has infinities"; empty for kNone.
 [[nodiscard]] std::string MarkText(NonFinite nonfinite);
+/// Whether the checkpoints whose manifests are good are of several lines.
+[[nodiscard]] bool HaveSeveralLines(const std::vector<CheckpointInfo>& infos);
+/// "4f2a6b1d...": a root's id.
+[[nodiscard]] std::string ShortId(const std::string& id);
+/// "line 3"; of a copy "line 3 of root 4f2a6b1d..., a copy".
+[[nodiscard]] std::string LineText(const CheckpointInfo& info);
 
 enum class Colour : std::uint8_t { kRed, kGreen, kYellow };
 /// In this colour if stdout is a terminal that has colours, and NO_COLOR is not set; else unchanged.

@@ -11,6 +11,7 @@
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "restore/open.h"
+#include "store/list.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/reading.h"
@@ -170,9 +171,16 @@ void ShowFile(const std::string& path, const TensorSource& source, bool json) {
   PlainText(head).Add(source, 0, 0);
 }
 
+/// Whether the root that it lies in, if any, has several lines.
+bool IsOfSeveralLines(const CheckpointInfo& info) {
+  const Result<std::vector<CheckpointInfo>> beside = ListInfos(info.path + "/..");
+  return beside.ok() && HaveSeveralLines(*beside);
+}
+
 std::string Describe(const CheckpointInfo& info, const std::vector<ManifestShard>& shards) {
-  std::string text = fmt::format("step {}  {}  line {}  world {}  {}{}\nattempt {}\n", info.step,
-                                 CommitTime(info), info.line, info.world, HumanBytes(info.bytes),
+  const bool line = info.copy || IsOfSeveralLines(info);
+  std::string text = fmt::format("step {}  {}  {}{}world {}  {}{}\nattempt {}\n", info.step, CommitTime(info),
+                                 line ? LineText(info) : "", line ? "  " : "", info.world, HumanBytes(info.bytes),
                                  info.pinned ? "  pinned" : "", Printable(info.attempt));
   if (const NonFinite worst = info.nonfinite; worst != NonFinite::kNone) {
     const auto has = [worst](const ManifestShard& shard) { return shard.nonfinite == worst; };

@@ -69,6 +69,7 @@ std::string WriteCheckpoint(const std::string& root, const CheckpointContent& co
   Manifest manifest;
   manifest.step = content.step;
   manifest.line = content.line;
+  manifest.root = content.root;
   manifest.attempt = content.attempt;
   manifest.world = content.shards.size();
   for (std::uint64_t i = 0; i < content.shards.size(); ++i) manifest.shards.push_back(WriteShard(folder, content, i));

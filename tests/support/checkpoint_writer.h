@@ -34,6 +34,7 @@ struct SavedShardContent {
 struct CheckpointContent {
   std::uint64_t step = 1;
   std::uint64_t line = 0;
+  std::string root = {};
   std::string attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
   bool checksums = true;
   std::vector<SavedShardContent> shards;

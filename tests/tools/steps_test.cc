@@ -13,6 +13,7 @@
 
 #include "io/io_queue.h"
 #include "store/root.h"
+#include "store/writer.h"
 #include "tools/tools_fixture.h"
 
 namespace cairn {
@@ -100,6 +101,35 @@ TEST_F(StepsTest, ATimeOutOfRangeIsUnknown) {
 
 TEST_F(StepsTest, LsLeavesOutColumnsThatSayNothing) {
   EXPECT_THAT(Run({"ls", root_}).out, AllOf(HasSubstr("RANKS\n"), Not(HasSubstr("METRICS")), Not(HasSubstr("NOTE"))));
+}
+
+TEST_F(StepsTest, LinesAndCopiesAreNamedWhereTheyTellCheckpointsApart) {
+  const std::string own = "9c3e4d5f-8a7b-4e2d-bc4b-5a694f2a6b1d";
+  const std::string other = "4f2a6b1d-9c3e-4d5f-8a7b-1e2d3c4b5a69";
+  const std::string of_other = "line 3 of root 4f2a6b1d..., a copy";
+  WriteWholeFile(root_ + "/.writer", EncodeWriter({.epoch = 1, .id = "i", .host = "h", .process = 1, .root = own}));
+  EXPECT_THAT(Run({"ls", root_}).out, Not(HasSubstr("LINE")));
+  EXPECT_THAT(Run({"show", root_}).out, Not(HasSubstr("line")));
+
+  WriteCheckpoint(root_, {.step = 500, .line = 2, .root = own, .shards = {{.tensors = {bias_}}}});
+  WriteCheckpoint(root_, {.step = 70, .line = 3, .root = other, .shards = {{.tensors = {bias_}}}});
+  std::filesystem::copy(StepFolder(500), directory_ / "published");
+
+  EXPECT_THAT(Run({"ls", root_}).out, AllOf(::testing::StartsWith("STEP  LINE  TIME"), HasSubstr("\n500   2     "),
+                                            HasSubstr(of_other + "\n")));
+  EXPECT_THAT(Run({"show", root_, "70"}).out, HasSubstr("  " + of_other + "  world 1"));
+  EXPECT_THAT(Run({"show", root_, "500"}).out, HasSubstr("  line 2  world 1"));
+  EXPECT_THAT(Run({"show", directory_ / "published"}).out, HasSubstr("  line 2 of root 9c3e4d5f..., a copy  world 1"));
+  EXPECT_EQ(Run({"diff", root_, "500", "70"}).out, "the second: step 70, " + of_other + "\n1 tensor identical\n");
+  const json last = Run({"ls", root_, "--json"}).parsed()[3];
+  EXPECT_EQ(last["line"], 3);
+  EXPECT_EQ(last["root"], other);
+  EXPECT_EQ(last["copy"], true);
+
+  const std::string twin = directory_ / "twin";
+  std::filesystem::copy(root_, twin, std::filesystem::copy_options::recursive);
+  EXPECT_THAT(Run({"ls", root_, twin}).out, AllOf(::testing::StartsWith(root_ + ":\n"),
+                                                  HasSubstr("\n" + twin + " (root 9c3e4d5f..., as " + root_ + "):\n")));
 }
 
 TEST_F(StepsTest, LsNamesTheDamageOfTheShardWithTheMetrics) {
