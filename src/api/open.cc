@@ -42,7 +42,7 @@ Status Checkpointer::Impl::OpenRoot() {
   Warn(root->notes());
   if (group->rank() != 0) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
-  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
+  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line());
   return Status::Ok();
 }
 
@@ -90,6 +90,10 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   if (options.read_only) return Status::Ok();
   parts.options = options;
   parts.root = root->at();
+  if (ledger != nullptr) {
+    parts.root_id = root->id();
+    parts.write_line = [this](std::uint64_t line) { return root->WriteLine(line); };
+  }
   parts.check_writer = check_writer;
   parts.pool = pool.get();
   parts.workers = &workers;

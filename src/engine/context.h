@@ -15,6 +15,7 @@
 #include "engine/copy_pauses.h"
 #include "engine/inbox.h"
 #include "engine/ledger.h"
+#include "engine/line_record.h"
 #include "engine/staging.h"
 #include "io/watched_queue.h"
 #include "store/spare.h"
@@ -29,6 +30,9 @@ struct EngineParts {
   /// Checked; defaults such as worker_threads resolved.
   Options options;
   PathAt root;
+  /// The root's id, and Root::WriteLine. Empty except on the coordinator.
+  std::string root_id;
+  std::function<IoTask<Status>(std::uint64_t line)> write_line;
   WriterCheck check_writer;
   std::vector<std::shared_ptr<Device>> devices;
   /// Staged chunks refer to them while a device that is set up late adds one.
@@ -52,6 +56,7 @@ struct EngineContext {
   std::shared_ptr<CopyPauses> pauses = std::make_shared<CopyPauses>(inbox);
   std::unique_ptr<WatchedQueue> queue;
   std::shared_ptr<SaveLine> line;
+  LineRecord line_record;
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.

@@ -8,7 +8,8 @@
 
 namespace cairn {
 
-Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every)
+Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
+               std::uint64_t line_counter)
     : keep_last_(keep_last), keep_every_(keep_every) {
   for (const CheckpointInfo& one : committed) line_ = std::max(line_, one.line);
   for (CheckpointInfo& one : committed) {
@@ -16,18 +17,32 @@ Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, s
     if (!one.status.ok()) one.line = line_;
     committed_.emplace(one.step, std::move(one));
   }
+  continued_ = {line_};
+  newest_line_ = std::max(line_, line_counter);
 }
 
 std::optional<std::uint64_t> Ledger::NewestOfLine() const {
   std::optional<std::uint64_t> newest = floor_;
   const auto count = [&newest](std::uint64_t step) { newest = newest ? std::max(*newest, step) : step; };
   for (const auto& [step, one] : committed_) {
-    if (one.line == line_) count(step);
+    if (continued_.contains(one.line)) count(step);
   }
   for (const auto& [step, line] : in_flight_) {
-    if (line == line_) count(step);
+    if (continued_.contains(line)) count(step);
   }
   return newest;
+}
+
+bool Ledger::IsNewest(std::uint64_t step, std::uint64_t line, const std::string& attempt) const {
+  const auto found = committed_.find(step);
+  if (found == committed_.end() || found->second.line != line || found->second.attempt != attempt) return false;
+  const auto newer = [&](std::uint64_t a_step, std::uint64_t a_line) {
+    return std::pair(a_line, a_step) > std::pair(line, step);
+  };
+  return std::none_of(committed_.begin(), committed_.end(),
+                      [&](const auto& one) { return newer(one.first, one.second.line); }) &&
+         std::none_of(in_flight_.begin(), in_flight_.end(),
+                      [&](const auto& one) { return newer(one.first, one.second); });
 }
 
 Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline deadline) {
@@ -41,24 +56,21 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
   }
   const auto found = committed_.find(step);
   const bool exists = found != committed_.end();
-  const bool of_this_line = exists && found->second.line == line_;
+  const bool of_this_line = exists && continued_.contains(found->second.line);
   if (of_this_line && if_exists == IfExists::kFail) {
     const std::string& path = found->second.path;  // Known only for checkpoints that existed at Open.
     return Error(StatusCode::kAlreadyExists, StatusDetail::kStepCommitted, "step {} is committed already{}{}", step,
                  path.empty() ? "" : ", in ", path);
   }
   const std::optional<std::uint64_t> newest = NewestOfLine();
-  if (!of_this_line && newest && step < *newest) {
+  if ((!of_this_line && newest && step < *newest) || (floor_ && step < *floor_)) {
     return Error(StatusCode::kFailedPrecondition,
                  "step {} is below the newest one, {}: first restore the step that training continues from", step,
                  *newest);
   }
   in_flight_.emplace(step, line_);
-  return SavePlan{.step = step,
-                  .line = line_,
-                  .parent = parent_,
-                  .admitted = true,
-                  .replace = exists || unknown_.contains(step)};
+  return SavePlan{
+      .step = step, .line = line_, .parent = parent_, .admitted = true, .replace = exists || unknown_.contains(step)};
 }
 
 void Ledger::Withdraw(const SavePlan& plan) {
@@ -123,11 +135,15 @@ void Ledger::Committed(const SavePlan& plan, const std::string& attempt, NonFini
 
 void Ledger::Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) {
   MutexLock lock(mutex_);
+  if (!IsNewest(step, line, attempt)) {
+    continued_.clear();
+  } else if (!continued_.contains(line)) {
+    continued_ = {line};
+  }
+  line_ = ++newest_line_;
+  continued_.insert(line_);
   parent_ = ManifestParent{step, attempt};
-  const bool newest = line == line_ && NewestOfLine() == step;
-  const bool empty = committed_.empty() && in_flight_.empty();
-  if (!newest && !empty) ++line_;
-  if (!newest) floor_ = step;
+  floor_ = step;
 }
 
 std::vector<const CheckpointInfo*> Ledger::InOrder() const {

@@ -16,7 +16,9 @@ namespace cairn {
 /// belong to. Decides which steps may be saved, in which line, and what retention removes. Safe from any thread.
 class Ledger {
  public:
-  Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every);
+  /// Continues the newest line of `committed`. `line_counter` is the root's: lines up to it were begun by restores.
+  Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
+         std::uint64_t line_counter = 0);
 
   /// Accepts a save: AlreadyExists, or FailedPrecondition for a step below the newest of this line. The step counts as
   /// in flight until Committed or Withdraw. If this step is being removed, waits for that; DeadlineExceeded, and not
@@ -39,7 +41,8 @@ class Ledger {
   /// The save is durable, as this attempt.
   void Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite = NonFinite::kNone)
       CAIRN_EXCLUDES(mutex_);
-  /// The caller's tensors now hold this checkpoint; further saves continue from it.
+  /// The caller's tensors now hold this checkpoint. Further saves continue from it in a new line, above the counter and
+  /// every line of the root. Its number is the root's only once the counter is: before the first commit (LineRecord).
   void Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
 
   /// The steps that retention removes now. Each is returned once until CancelRetirement.
@@ -63,6 +66,9 @@ class Ledger {
 
  private:
   [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
+  /// This very checkpoint is the newest, and no save in flight is newer.
+  [[nodiscard]] bool IsNewest(std::uint64_t step, std::uint64_t line, const std::string& attempt) const
+      CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::vector<const CheckpointInfo*> InOrder() const CAIRN_REQUIRES(mutex_);
   /// InOrder() without damaged ones.
   [[nodiscard]] std::vector<const CheckpointInfo*> Counted() const CAIRN_REQUIRES(mutex_);
@@ -91,9 +97,14 @@ class Ledger {
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
   // By step.
   std::map<std::uint64_t, Unknown> unknown_ CAIRN_GUARDED_BY(mutex_);
+  // Saves accepted now are of this one.
   std::uint64_t line_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // And those that it continues without a gap: each began with the newest checkpoint. Their steps are saved already.
+  std::set<std::uint64_t> continued_ CAIRN_GUARDED_BY(mutex_);
+  // No line of the root is above it.
+  std::uint64_t newest_line_ CAIRN_GUARDED_BY(mutex_);
   std::optional<ManifestParent> parent_ CAIRN_GUARDED_BY(mutex_);
-  // The restored step from which this line began.
+  // The restored step from which this line began: no step below it is saved.
   std::optional<std::uint64_t> floor_ CAIRN_GUARDED_BY(mutex_);
 };
 

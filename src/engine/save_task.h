@@ -27,7 +27,7 @@ struct SavePlan {
   /// The number of this rank's call of Save. The coordinator's numbers the save's messages.
   std::uint64_t sequence = 0;
   std::uint64_t line = 0;
-  /// What this rank has restored.
+  /// What this rank has restored. On the coordinator: a save with a parent is of a line that this process began.
   std::optional<ManifestParent> parent;
   /// By the ledger; false for a save that was given up before.
   bool admitted = false;

@@ -124,9 +124,28 @@ void ShardWriter::SealIfWritten() {
   if (!stage_.MoveTo(Stage::kSealing)) return;
   if (context_.parts.options.checksums) header_->SetSums(sums->checksums);
   nonfinite_ = sums->nonfinite;
+  if (context_.parts.group->size() > 1) {
+    return attempt_->Seal(std::as_bytes(std::span(header_->bytes())), Later(&ShardWriter::OnSealed));
+  }
+  shards_ = {shard()};
+  BeginCommit();
+}
+
+void ShardWriter::BeginCommit() {
+  if (!task_.plan().parent) return OnLineRecorded(Status::Ok());
+  context_.line_record.Ensure(*context_.queue, context_.parts.write_line, task_.plan().line,
+                              Later(&ShardWriter::OnLineRecorded));
+}
+
+void ShardWriter::OnLineRecorded(Status status) {
+  if (stage_ == Stage::kStopped || !status.ok()) return OnCommitted(std::move(status));
+  const Manifest manifest = MakeManifest(std::move(shards_));
+  const bool replace = task_.plan().replace;
+  if (context_.parts.group->size() > 1) {
+    return attempt_->Commit(manifest, std::move(index_runs_), replace, Later(&ShardWriter::OnCommitted));
+  }
   const Bytes header = std::as_bytes(std::span(header_->bytes()));
-  if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&ShardWriter::OnSealed));
-  attempt_->SealAndCommit(header, MakeManifest({shard()}), task_.plan().replace, Later(&ShardWriter::OnCommitted));
+  attempt_->SealAndCommit(header, manifest, replace, Later(&ShardWriter::OnCommitted));
 }
 
 void ShardWriter::OnSealed(Status status) {
@@ -147,6 +166,7 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
   const std::size_t world = shards.size();
   return {.step = plan.step,
           .line = plan.line,
+          .root = context_.parts.root_id,
           .attempt = folder_->uuid(),
           .parent = plan.parent,
           .world = world,
@@ -156,9 +176,10 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
 void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs) {
   if (!stage_.MoveTo(Stage::kCommitting)) return;
   index_runs.at(0) = std::move(index_run_);
+  index_runs_ = std::move(index_runs);
   nonfinite_ = WorstOf(shards);
-  attempt_->Commit(MakeManifest(std::move(shards)), std::move(index_runs), task_.plan().replace,
-                   Later(&ShardWriter::OnCommitted));
+  shards_ = std::move(shards);
+  BeginCommit();
 }
 
 void ShardWriter::OnCommitted(Status status) {

@@ -86,7 +86,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   [[nodiscard]] bool sealing() const { return *stage_ >= WriterStage::kSealing && *stage_ != WriterStage::kStopped; }
   /// This rank's shard, for its message and the manifest.
   [[nodiscard]] ManifestShard shard() const;
-  /// Takes all ranks' shards and the others' index runs; adds this rank's run.
+  /// Takes all ranks' shards and the others' index runs; adds this rank's run. Like the commit of a rank alone, it
+  /// waits until the line of the save is recorded.
   void Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs);
 
   /// What the checkpoint is marked with.
@@ -123,6 +124,9 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void OnBegun(Status status);
   void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);
   void OnSealed(Status status);
+  /// The commit, once the save's line is on the disk: at once, unless a restore began it.
+  void BeginCommit();
+  void OnLineRecorded(Status status);
   void OnCommitted(Status status);
   /// True if a continuation must stop: the writer is stopped, or the status is an error, which it reports.
   [[nodiscard]] bool Ends(const Status& status);
@@ -136,6 +140,9 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::optional<ShardHeaderWriter> header_;
   // Only on the coordinator of several ranks.
   std::string index_run_;
+  // What BeginCommit commits. With a rank alone no run.
+  std::vector<ManifestShard> shards_;
+  std::vector<std::string> index_runs_;
   std::unique_ptr<Attempt> attempt_;
   std::deque<std::shared_ptr<FilledChunk>> ready_;
   // Of this rank's tensors, once sealing begins; of all ranks', from Commit on.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cairn/cairn.h"
+#include "store/writer.h"
 #include "support/all_ranks.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
@@ -260,7 +261,15 @@ TEST_F(CorpusV1, CurrentWriterContinuesInACopy) {
   const auto list = checkpointer->List();
   ASSERT_TRUE(list.ok()) << list.status();
   EXPECT_EQ(list->back().step, 1600U);
-  EXPECT_EQ(list->back().line, 1U);
+  EXPECT_EQ(list->back().line, 2U);
+  // The root has got an id and a line counter, which the first writers of version 1 did not know.
+  EXPECT_THAT(list->back().root, SizeIs(36));
+  EXPECT_THAT(*list, Each(Field(&CheckpointInfo::copy, false)));
+  EXPECT_EQ(list->front().root, "");
+  const auto record = ReadWriter(dir / "single");
+  ASSERT_TRUE(record.ok() && *record) << record.status();
+  EXPECT_EQ((*record)->root, list->back().root);
+  EXPECT_EQ((*record)->line, 2U);
   EXPECT_THAT(*list, IsSupersetOf({Field(&CheckpointInfo::step, 1000U), Field(&CheckpointInfo::step, 1500U)}));
   EXPECT_EQ(checkpointer->Verify(Step(1600)), Status::Ok());
 }

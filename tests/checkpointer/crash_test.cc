@@ -99,6 +99,25 @@ int RunRanks(const std::string& root, const std::shared_ptr<FaultPlan>& plan, co
   return 0;
 }
 
+// Two restores, of an older step and of the newest one, each with two saves in flight after it.
+int RunLines(const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
+  Options options = SmallOptions(root);
+  options.on_event = SayDurable(say);
+  const auto checkpointer = Checkpointer::Open(options, Through(plan));
+  if (!checkpointer.ok()) return 2;
+  std::vector<std::unique_ptr<Tensors>> states;
+  const auto save = [&](std::uint64_t first, std::uint64_t last) {
+    for (std::uint64_t step = first; step <= last; ++step) {
+      states.push_back(SmallState(step));
+      if (!(*checkpointer)->Save(step, states.back()->state()).ok()) return false;
+    }
+    return (*checkpointer)->Drain(Soon()).ok();
+  };
+  if (!save(11, 12)) return 3;
+  if (!RestoreAndCompare(**checkpointer, Step(11)).ok() || !save(12, 13)) return 4;
+  return RestoreAndCompare(**checkpointer, Latest()).ok() && save(14, 15) ? 0 : 5;
+}
+
 std::optional<std::uint64_t> NewestAcknowledged(const std::vector<std::string>& lines) {
   std::optional<std::uint64_t> newest;
   for (const std::string& line : lines) {
@@ -167,6 +186,12 @@ TEST(Crash, LosesNothingAtAnyOperationOfSavesIntoRecycledFiles) {
 TEST(Crash, LosesNothingAtAnyOperationOfThreeRanksSaves) {
   const TempDir dir;
   const std::uint64_t operations = KillAtEach(RunRanks, dir.path(), 3);
+  EXPECT_GT(operations, 100U);
+}
+
+TEST(Crash, LosesNothingAtAnyOperationOfSavesThatBeginLines) {
+  const TempDir dir;
+  const std::uint64_t operations = KillAtEach(RunLines, dir.path(), 1);
   EXPECT_GT(operations, 100U);
 }
 

@@ -96,6 +96,26 @@ TEST_F(Line, ACrashNeverResumesFromTheAbandonedLine) {
   EXPECT_EQ(checkpointer_->List()->back().parent, 10U);
 }
 
+TEST_F(Line, EachRestoreBeginsOne) {
+  for (const std::uint64_t step : {10, 20, 30}) {
+    ASSERT_TRUE(Save(step, step).ok());
+    if (step == 20) Open();
+    ASSERT_TRUE(checkpointer_->Restore(Latest(), tensors_.state()).ok());
+    EXPECT_EQ(Save(step, 0).code(), StatusCode::kAlreadyExists);
+    EXPECT_EQ(Save(step - 1, 0).code(), StatusCode::kFailedPrecondition);
+  }
+
+  const auto list = checkpointer_->List();
+
+  ASSERT_TRUE(list.ok() && list->size() == 3) << list.status();
+  for (std::uint64_t line = 0; line < 3; ++line) {
+    EXPECT_EQ(list->at(line).line, line);
+    EXPECT_EQ(list->at(line).root, list->front().root);
+    EXPECT_FALSE(list->at(line).copy);
+  }
+  EXPECT_THAT(list->front().root, SizeIs(36));
+}
+
 TEST_F(Line, AStepOfTheAbandonedLineMayBeSavedAgain) {
   for (const std::uint64_t step : {10, 20}) ASSERT_TRUE(Save(step, step).ok());
   ASSERT_TRUE(checkpointer_->Restore(Step(10), tensors_.state()).ok());
@@ -254,6 +274,9 @@ TEST_F(Line, CopiedFolderRestores) {
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->step, 10U);
+  EXPECT_TRUE(checkpointer_->Inspect(Folder(dir_ / "elsewhere"))->info.copy);
+  EXPECT_FALSE(checkpointer_->Inspect(Folder(checkpointer_->List()->front().path))->info.copy);
+  EXPECT_FALSE(checkpointer_->Inspect(Step(10))->info.copy);
 }
 
 TEST_F(Line, InspectReturnsNamesShapesAndValues) {

@@ -111,6 +111,7 @@ class PowerCutTest : public Test {
         ASSERT_FALSE(steps.empty()) << "step " << *newest << " was acknowledged";
         EXPECT_GE(steps.back(), *newest);
       }
+      if (!steps.empty()) ExpectLinesRecorded(options.root, *reader);
       for (const std::uint64_t step : steps) ExpectBits(*reader, step, ranks, variants);
     } else {
       EXPECT_FALSE(newest.has_value()) << "step " << newest.value_or(0) << " was acknowledged";
@@ -203,7 +204,7 @@ TEST_F(PowerCutTest, KeepsAcknowledgedSavesOfThreeRanks) {
   ExpectAcknowledgedAfterEachCut(3, false);
 }
 
-// The old line's step is removed only once the new line's is durable.
+// The old line's step is removed only once the new line's is durable, and that one only once its line is.
 TEST_F(PowerCutTest, KeepsTheAbandonedLineUntilTheNewOneIsDurable) {
   recording_ = Recording::Make(disk());
   {

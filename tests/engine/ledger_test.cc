@@ -157,15 +157,71 @@ TEST(Ledger, RelistIgnoresOlderAndUnreadableListings) {
   EXPECT_THAT(ledger.Retire(), ElementsAre(9));
 }
 
-TEST(Ledger, KeepsTheLineAfterRestoringTheNewest) {
-  Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0);
+TEST(Ledger, ContinuesTheNewestLineWithoutARestore) {
+  Ledger ledger({Stored(90), Stored(40, 2)}, 3, 0, /*line_counter=*/7);
 
-  ledger.Restored(100, 2, "attempt-of-100");
+  const auto plan = ledger.Admit(50, IfExists::kFail);
 
-  const auto plan = ledger.Admit(110, IfExists::kFail);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->line, 2U);
-  EXPECT_EQ(plan->parent, (ManifestParent{100, "attempt-of-100"}));
+  EXPECT_EQ(plan->parent, std::nullopt);
+}
+
+TEST(Ledger, EachRestoreTakesTheNextLine) {
+  for (const std::uint64_t counter : {0, 2, 7}) {
+    Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0, counter);
+    const std::uint64_t next = std::max<std::uint64_t>(counter, 2) + 1;
+
+    ledger.Restored(100, 2, "attempt-of-100");
+    const auto first = ledger.Admit(110, IfExists::kFail);
+    ledger.Restored(100, 2, "attempt-of-100");
+    const auto second = ledger.Admit(120, IfExists::kFail);
+
+    ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+    EXPECT_EQ(first->line, next) << "the save in flight stays in its line";
+    EXPECT_EQ(first->parent, (ManifestParent{100, "attempt-of-100"}));
+    EXPECT_EQ(second->line, next + 1);
+  }
+}
+
+TEST(Ledger, TakesALineInAnEmptyRootToo) {
+  Ledger ledger({}, 3, 0);
+
+  ledger.Restored(100, 8, "of another root");
+
+  EXPECT_EQ(ledger.Admit(99, IfExists::kFail).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ledger.Admit(100, IfExists::kFail)->line, 1U);
+}
+
+TEST(Ledger, RefusesTheRestoredStepOnlyIfItWasTheNewest) {
+  struct Case {
+    std::uint64_t step;
+    std::string attempt;
+    bool saved_already;
+  };
+  for (const Case& one : std::vector<Case>{{100, "attempt-of-100", true}, {100, "another", false}, {50, "", false}}) {
+    Ledger ledger({Stored(40), Stored(50), Stored(100)}, 0, 0);
+    ledger.Restored(one.step, 0, one.attempt.empty() ? "attempt-of-50" : one.attempt);
+
+    const auto again = ledger.Admit(one.step, IfExists::kFail);
+
+    EXPECT_EQ(again.ok(), !one.saved_already) << one.step << one.attempt;
+    if (again.ok()) continue;
+    EXPECT_EQ(again.status().code(), StatusCode::kAlreadyExists);
+    EXPECT_EQ(ledger.Admit(50, IfExists::kFail).status().code(), StatusCode::kAlreadyExists);
+    EXPECT_EQ(ledger.Admit(50, IfExists::kReplace).status().code(), StatusCode::kFailedPrecondition)
+        << "it would become the newest";
+    EXPECT_TRUE(ledger.Admit(100, IfExists::kReplace).ok());
+  }
+}
+
+TEST(Ledger, ASaveInFlightIsNewerThanWhatWasRestored) {
+  Ledger ledger({Stored(100)}, 0, 0);
+  ASSERT_TRUE(ledger.Admit(110, IfExists::kFail).ok());
+
+  ledger.Restored(100, 0, "attempt-of-100");
+
+  EXPECT_TRUE(ledger.Admit(100, IfExists::kFail).ok());
 }
 
 TEST(Ledger, StartsANewLineAfterRestoringAnOlderStep) {

@@ -461,3 +461,6 @@ def test_a_look_at_an_older_checkpoint_starts_no_new_line(make: Make) -> None:
     checkpointer.restore({"t": torch.ones(3)}, 10)
     checkpointer.save(15, {"t": torch.ones(3)}).wait()
     assert checkpointer.latest() == 15
+    newest = checkpointer.checkpoints()[-1]
+    assert (newest.line, newest.parent, newest.copy) == (1, 10, False)
+    assert {one.root for one in checkpointer.checkpoints()} == {newest.root} != {""}

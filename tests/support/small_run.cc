@@ -9,6 +9,7 @@
 
 #include "api/binding_calls.h"
 #include "base/status_macros.h"
+#include "store/writer.h"
 #include "testing/local_group.h"
 
 namespace cairn {
@@ -131,6 +132,17 @@ std::vector<std::string> Leftovers(const std::string& root) {
   return names;
 }
 
+void ExpectLinesRecorded(const std::string& root, const Checkpointer& checkpointer) {
+  const Result<std::optional<WriterRecord>> record = ReadWriter(root);
+  ASSERT_TRUE(record.ok() && *record) << record.status();
+  const auto list = checkpointer.List();
+  ASSERT_TRUE(list.ok()) << list.status();
+  for (const CheckpointInfo& info : *list) {
+    EXPECT_EQ(info.root, (*record)->root);
+    EXPECT_LE(info.line, (*record)->line) << "of step " << info.step;
+  }
+}
+
 void ExpectNothingLost(const std::string& root, std::optional<std::uint64_t> acknowledged, int ranks) {
   Options options = SmallOptions(root);
   options.keep_last = 0;
@@ -138,6 +150,7 @@ void ExpectNothingLost(const std::string& root, std::optional<std::uint64_t> ack
   if (checkpointer == nullptr) return;
   EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
 
+  ExpectLinesRecorded(root, *checkpointer);
   const std::vector<std::uint64_t> steps = ListedSteps(*checkpointer);
   if (acknowledged) {
     ASSERT_FALSE(steps.empty()) << "step " << *acknowledged << " was acknowledged";
