@@ -54,26 +54,30 @@ void Lobby::AddTo(std::vector<int>& fds) const {
   for (const Stranger& stranger : strangers_) fds.push_back(stranger.socket.fd());
 }
 
-Status Lobby::Accept() {
+Status Lobby::Accept(std::vector<Guest>& guests) {
   const std::size_t most = MostStrangers();
   while (true) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd.valid()) {
-      if (strangers_.size() >= most) strangers_.erase(strangers_.begin());
+      if (strangers_.size() >= most) MakeRoom(guests);
       strangers_.push_back({PeerSocket(std::move(fd)), Deadline::In(kPatience)});
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Status::Ok();
     } else if ((errno == EMFILE || errno == ENFILE) && !strangers_.empty()) {
-      strangers_.erase(strangers_.begin());
+      MakeRoom(guests);
     } else if (errno != EINTR && errno != ECONNABORTED) {
       return ErrnoStatus(errno, "accepting a connection");
     }
   }
 }
 
-Result<std::vector<Lobby::Guest>> Lobby::Greet() {
-  CAIRN_RETURN_IF_ERROR(Accept());
-  std::vector<Guest> guests;
+void Lobby::MakeRoom(std::vector<Guest>& guests) {
+  const std::size_t before = strangers_.size();
+  Hear(guests);
+  if (strangers_.size() == before) strangers_.erase(strangers_.begin());
+}
+
+void Lobby::Hear(std::vector<Guest>& guests) {
   std::vector<Stranger> silent;
   for (Stranger& stranger : strangers_) {
     const Status status = stranger.socket.Fill();
@@ -89,6 +93,12 @@ Result<std::vector<Lobby::Guest>> Lobby::Greet() {
     }
   }
   strangers_ = std::move(silent);
+}
+
+Result<std::vector<Lobby::Guest>> Lobby::Greet() {
+  std::vector<Guest> guests;
+  CAIRN_RETURN_IF_ERROR(Accept(guests));
+  Hear(guests);
   return guests;
 }
 

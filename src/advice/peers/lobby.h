@@ -47,7 +47,11 @@ class Lobby {
     PeerSocket socket;
     Deadline deadline;
   };
-  Status Accept();
+  /// Takes whoever has come. Where there is no room, those in hand are heard first: only who has said nothing makes
+  /// room.
+  Status Accept(std::vector<Guest>& guests);
+  void MakeRoom(std::vector<Guest>& guests);
+  void Hear(std::vector<Guest>& guests);
 
   UniqueFd listener_;
   /// By arrival.
