@@ -4,7 +4,7 @@
 //   build/release/bin/bench_micro --benchmark_filter=engine
 //
 // Peers: for the share of 100,000 replicated tensors, a comparison of their names with a copy; for a retirement with
-// 300 checkpoints kept, a sort of their generations and steps.
+// 300 checkpoints kept, a sort of their lines and steps.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -55,7 +55,7 @@ Pair RetireBesideSort(std::uint64_t kept, int times) {
     info.step = step;
     info.attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
     info.path = "/mnt/nvme/run7/step-" + std::to_string(step);
-    steps.emplace_back(info.generation, step);
+    steps.emplace_back(info.line, step);
   }
   const auto ledger = std::make_shared<Ledger>(std::move(committed), kept, /*keep_every=*/0);
   const auto retire = [ledger] {
@@ -80,7 +80,7 @@ void AddEngine(const Settings& settings) {
   AddPair(settings, "engine/share_again_of_compare", "a comparison of the names with a copy", 1.5, 20,
           [tensors] { return ShareAgainBesideCompare(tensors); });
   const std::size_t kept = settings.Sized(300, 3);
-  AddPair(settings, "engine/retire_of_sort", "a sort of generations and steps", 4, 100,
+  AddPair(settings, "engine/retire_of_sort", "a sort of lines and steps", 4, 100,
           [kept] { return RetireBesideSort(kept, 20); });
 }
 

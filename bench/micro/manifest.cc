@@ -42,7 +42,7 @@ nlohmann::ordered_json DocumentOf(const Manifest& manifest) {
   return {{"format_version", 1},
           {"required_features", nlohmann::ordered_json::array()},
           {"step", manifest.step},
-          {"generation", manifest.generation},
+          {"generation", manifest.line},
           {"attempt", manifest.attempt},
           {"parent", {{"step", manifest.parent->step}, {"attempt", manifest.parent->attempt}}},
           {"world", manifest.world},
