@@ -42,7 +42,7 @@ Status Checkpointer::Impl::OpenRoot() {
   Warn(root->notes());
   if (group->rank() != 0) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
-  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line());
+  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line_counter());
   return Status::Ok();
 }
 

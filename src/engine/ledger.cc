@@ -9,16 +9,26 @@
 namespace cairn {
 
 Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
-               std::uint64_t line_counter)
+               std::optional<std::uint64_t> line_counter)
     : keep_last_(keep_last), keep_every_(keep_every) {
-  for (const CheckpointInfo& one : committed) line_ = std::max(line_, one.line);
+  bool listed = false;
+  for (const CheckpointInfo& one : committed) {
+    line_ = std::max(line_, one.line);
+    listed = listed || one.status.ok();
+  }
   for (CheckpointInfo& one : committed) {
     // A damaged checkpoint's line is unknown: assume the newest.
     if (!one.status.ok()) one.line = line_;
     committed_.emplace(one.step, std::move(one));
   }
   continued_ = {line_};
-  newest_line_ = std::max(line_, line_counter);
+  newest_line_ = std::max(line_, line_counter.value_or(0));
+  if (line_counter && (!listed || *line_counter > line_)) BeginLine();
+}
+
+void Ledger::BeginLine() {
+  line_ = ++newest_line_;
+  continued_.insert(line_);
 }
 
 std::optional<std::uint64_t> Ledger::NewestOfLine() const {
@@ -140,8 +150,7 @@ void Ledger::Restored(std::uint64_t step, std::uint64_t line, const std::string&
   } else if (!continued_.contains(line)) {
     continued_ = {line};
   }
-  line_ = ++newest_line_;
-  continued_.insert(line_);
+  BeginLine();
   parent_ = ManifestParent{step, attempt};
   floor_ = step;
 }

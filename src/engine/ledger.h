@@ -16,9 +16,10 @@ namespace cairn {
 /// belong to. Decides which steps may be saved, in which line, and what retention removes. Safe from any thread.
 class Ledger {
  public:
-  /// Continues the newest line of `committed`. `line_counter` is the root's: lines up to it were begun by restores.
+  /// Continues the newest line of `committed`: as it is if it is known to be the root's last one, else in a new line.
+  /// `line_counter` is the root's, none if the root is new: lines up to it may have checkpoints that are not listed.
   Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
-         std::uint64_t line_counter = 0);
+         std::optional<std::uint64_t> line_counter = std::nullopt);
 
   /// Accepts a save: AlreadyExists, or FailedPrecondition for a step below the newest of this line. The step counts as
   /// in flight until Committed or Withdraw. If this step is being removed, waits for that; DeadlineExceeded, and not
@@ -65,6 +66,8 @@ class Ledger {
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
 
  private:
+  /// Above the counter and every line of the root.
+  void BeginLine() CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
   /// This very checkpoint is the newest, and no save in flight is newer.
   [[nodiscard]] bool IsNewest(std::uint64_t step, std::uint64_t line, const std::string& attempt) const

@@ -132,7 +132,6 @@ void ShardWriter::SealIfWritten() {
 }
 
 void ShardWriter::BeginCommit() {
-  if (!task_.plan().parent) return OnLineRecorded(Status::Ok());
   context_.line_record.Ensure(*context_.queue, context_.parts.write_line, task_.plan().line,
                               Later(&ShardWriter::OnLineRecorded));
 }

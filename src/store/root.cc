@@ -156,6 +156,7 @@ Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
 IoTask<Status> Root::NameWriter() {
   // An unreadable record is replaced too: it only matters that the new one differs.
   const Result<std::optional<WriterRecord>> last = ReadWriter(at_);
+  first_ = last.ok() && !*last;
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
   if (writer_.root.empty()) writer_.root = RootOfCheckpoints(at_);
   if (writer_.root.empty()) writer_.root = MakeUuid();
@@ -163,6 +164,7 @@ IoTask<Status> Root::NameWriter() {
 }
 
 IoTask<Status> Root::WriteLine(std::uint64_t line) {
+  if (line <= writer_.line) co_return Status::Ok();
   WriterRecord record = writer_;
   record.line = line;
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteRecord(std::move(record), [this] { return CheckWriter(); }));

@@ -116,6 +116,17 @@ TEST_F(Line, EachRestoreBeginsOne) {
   EXPECT_THAT(list->front().root, SizeIs(36));
 }
 
+// A copy of one that was removed may still be somewhere.
+TEST_F(Line, ARootThatListsNothingBeginsOneUnlessItIsNew) {
+  for (std::uint64_t line = 0; line < 3; ++line) {
+    ASSERT_TRUE(Save(10, line).ok());
+    EXPECT_EQ(checkpointer_->List()->front().line, line);
+    EXPECT_EQ(checkpointer_->List()->front().parent, std::nullopt);
+    ASSERT_TRUE(checkpointer_->Remove(10).ok());
+    Open();
+  }
+}
+
 TEST_F(Line, AStepOfTheAbandonedLineMayBeSavedAgain) {
   for (const std::uint64_t step : {10, 20}) ASSERT_TRUE(Save(step, step).ok());
   ASSERT_TRUE(checkpointer_->Restore(Step(10), tensors_.state()).ok());

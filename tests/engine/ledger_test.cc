@@ -158,19 +158,37 @@ TEST(Ledger, RelistIgnoresOlderAndUnreadableListings) {
 }
 
 TEST(Ledger, ContinuesTheNewestLineWithoutARestore) {
-  Ledger ledger({Stored(90), Stored(40, 2)}, 3, 0, /*line_counter=*/7);
+  for (const std::optional<std::uint64_t> counter : {std::optional<std::uint64_t>(), {0}, {2}}) {
+    Ledger ledger({Stored(90), Stored(40, 2)}, 3, 0, counter);
 
-  const auto plan = ledger.Admit(50, IfExists::kFail);
+    const auto plan = ledger.Admit(50, IfExists::kFail);
 
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->line, 2U);
-  EXPECT_EQ(plan->parent, std::nullopt);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->line, 2U);
+    EXPECT_EQ(plan->parent, std::nullopt);
+  }
+}
+
+TEST(Ledger, ContinuesInANewLineWhereTheNewestMayNotBeListed) {
+  CheckpointInfo unreadable = Stored(50);
+  unreadable.status = Status(StatusCode::kCorrupt, "no manifest");
+  for (const auto& [listed, counter] : {std::pair(std::vector{Stored(90), Stored(40, 2)}, 7),
+                                        {std::vector{unreadable}, 0},
+                                        {std::vector<CheckpointInfo>(), 0},
+                                        {std::vector<CheckpointInfo>(), 7}}) {
+    Ledger ledger(listed, 3, 0, counter);
+
+    const auto plan = ledger.Admit(50, IfExists::kReplace);
+
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->line, counter + 1);
+    EXPECT_EQ(plan->parent, std::nullopt);
+  }
 }
 
 TEST(Ledger, EachRestoreTakesTheNextLine) {
-  for (const std::uint64_t counter : {0, 2, 7}) {
+  for (const auto& [counter, next] : {std::pair(0, 3), {2, 3}, {7, 9}}) {  // Above 7 may be what the opening began.
     Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0, counter);
-    const std::uint64_t next = std::max<std::uint64_t>(counter, 2) + 1;
 
     ledger.Restored(100, 2, "attempt-of-100");
     const auto first = ledger.Admit(110, IfExists::kFail);

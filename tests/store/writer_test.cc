@@ -83,15 +83,15 @@ TEST_F(WriterTest, EachOpenKeepsTheRootsIdAndLine) {
     const Opened first = Open();
     id = first->id();
     EXPECT_THAT(id, SizeIs(36));
-    EXPECT_EQ(first->line(), 0U);
+    EXPECT_EQ(first->line_counter(), std::nullopt);
     EXPECT_EQ(RunTaskBlocking(*queue_, first->WriteLine(3)), Status::Ok());
-    EXPECT_EQ(first->line(), 3U);
+    EXPECT_EQ(first->line_counter(), 3U);
     EXPECT_EQ(first->CheckWriter(), Status::Ok());
   }
   const Opened second = Open();
 
   EXPECT_EQ(second->id(), id);
-  EXPECT_EQ(second->line(), 3U);
+  EXPECT_EQ(second->line_counter(), 3U);
   const auto record = ReadWriter(root_);
   ASSERT_TRUE(record.ok() && *record) << record.status();
   EXPECT_EQ((*record)->epoch, 2U);
@@ -114,7 +114,7 @@ TEST_F(WriterTest, RecordWithoutIdAndLineGetsThem) {
     const Opened root = Open();
 
     EXPECT_THAT(root->id(), SizeIs(36)) << more;
-    EXPECT_EQ(root->line(), 0U) << more;
+    EXPECT_EQ(root->line_counter(), 0U) << more;
     EXPECT_EQ((*ReadWriter(root_))->epoch, 5U);
     EXPECT_EQ((*ReadWriter(root_))->root, root->id());
   }
@@ -130,7 +130,10 @@ TEST_F(WriterTest, LostIdIsThatOfTheNewestCheckpointWithOne) {
   }
   WriteAll(root_ + "/.writer", "rubbish");
 
-  EXPECT_EQ(Open()->id(), "newest");
+  const Opened root = Open();
+
+  EXPECT_EQ(root->id(), "newest");
+  EXPECT_EQ(root->line_counter(), 0U) << "it had a writer";
 }
 
 TEST_F(WriterTest, LineIsOverwrittenInPlaceOnAFullDisk) {
@@ -156,7 +159,7 @@ TEST_F(WriterTest, LineThatCannotBeWrittenIsNoLine) {
     const Status status = RunTaskBlocking(*queue_, root->WriteLine(k + 1));
     plan_->Clear();
 
-    EXPECT_EQ(root->line(), status.ok() ? k + 1 : k) << status;
+    EXPECT_EQ(root->line_counter(), status.ok() ? k + 1 : k) << status;
     EXPECT_EQ(root->CheckWriter(), Status::Ok());
     EXPECT_EQ(RunTaskBlocking(*queue_, root->WriteLine(k + 1)), Status::Ok());
     EXPECT_EQ((*ReadWriter(root_))->line, k + 1);
