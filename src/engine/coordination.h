@@ -96,10 +96,11 @@ struct PreparedShards {
 /// The coordinator creates the attempt's folder before it announces it; the others open it. The coordinator checks each
 /// shard through its own descriptor when the rank's message arrives. What is not visible is looked for (see LateName).
 ///
-/// Deadlines: group_timeout for the attempt; the same for looking for its folder; the same for the other ranks'
-/// messages and the checks of their shards, counted from when the coordinator is prepared; twice that for the outcome,
-/// counted from when a rank is prepared, so that the coordinator gives up first. If the group breaks, a rank watches
-/// the disk until then. A rank that knows no outcome by then renames the attempt away, which decides it.
+/// Deadlines: group_timeout for the attempt; half of it for looking for its folder, so that the coordinator hears of
+/// it; group_timeout for the other ranks' messages and the checks of their shards, counted from when the coordinator is
+/// prepared; twice that for the outcome, counted from when a rank is prepared, so that the coordinator gives up first.
+/// If the group breaks, a rank watches the disk until then. A rank that knows no outcome by then renames the attempt
+/// away, which decides it.
 class Coordination : public std::enable_shared_from_this<Coordination> {
  public:
   struct Callbacks {

@@ -136,7 +136,8 @@ class Follower final : public Coordination {
 
   void OnFolderNotFound() {
     if (!late_folder_) {
-      late_folder_.emplace(fmt::format("{}, which rank 0 has made,", folder_->path()), group().rank(), timeout());
+      // Shorter than rank 0 waits for this rank, so that rank 0 hears the reason.
+      late_folder_.emplace(fmt::format("{}, which rank 0 has made,", folder_->path()), group().rank(), timeout() / 2);
     }
     wakes_at_ = late_folder_->NextLook();
     if (const auto event = late_folder_->NotYet()) context_.Notify(*event);
