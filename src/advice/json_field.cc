@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "base/json_text.h"
@@ -14,25 +16,58 @@ namespace cairn {
 
 using nlohmann::json;
 
+namespace {
+
+/// Looks for a member that an object has twice. json::parse with a callback could do so, too, but needs the square of a
+/// list's length. Names and signatures are nlohmann's.
+class MemberNames {
+ public:
+  bool null() { return true; }
+  bool boolean(bool /*value*/) { return true; }
+  bool number_integer(json::number_integer_t /*value*/) { return true; }
+  bool number_unsigned(json::number_unsigned_t /*value*/) { return true; }
+  bool number_float(json::number_float_t /*value*/, const std::string& /*text*/) { return true; }
+  bool string(const std::string& /*text*/) { return true; }
+  bool binary(const json::binary_t& /*value*/) { return true; }
+  bool start_array(std::size_t /*count*/) { return true; }
+  bool end_array() { return true; }
+  bool start_object(std::size_t /*count*/) {
+    names_.emplace_back();
+    return true;
+  }
+  bool end_object() {
+    names_.pop_back();
+    return true;
+  }
+  bool key(const std::string& name) {
+    if (names_.back().insert(name).second) return true;
+    twice_ = name;
+    return false;
+  }
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/, const json::exception& /*error*/) {
+    return false;
+  }
+
+  [[nodiscard]] const std::optional<std::string>& twice() const { return twice_; }
+
+ private:
+  std::vector<std::set<std::string>> names_;
+  std::optional<std::string> twice_;
+};
+
+}  // namespace
+
 Result<json> ParseJson(std::string_view text, const std::string& where) {
   if (IsNestedTooDeeply(text)) {
     return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", where,
                  kMostJsonLevels);
   }
-  std::vector<std::set<std::string>> names;
-  std::string twice;
-  const auto watch = [&](int /*depth*/, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) names.emplace_back();
-    if (event == json::parse_event_t::object_end) names.pop_back();
-    if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
-      twice = value.get<std::string>();
-    }
-    return true;
-  };
   try {
-    json parsed = json::parse(text, watch);
-    if (twice.empty()) return parsed;
-    return Error(StatusCode::kInvalidArgument, "{}: the member {} is there twice", where, Quoted(twice));
+    json parsed = json::parse(text);
+    MemberNames names;
+    json::sax_parse(text, &names);
+    if (!names.twice()) return parsed;
+    return Error(StatusCode::kInvalidArgument, "{}: the member {} is there twice", where, Quoted(*names.twice()));
   } catch (const json::exception& error) {
     return Error(StatusCode::kInvalidArgument, "{}: expected JSON, found: {}", where, error.what());
   }
