@@ -20,8 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "api/binding_calls.h"
-#include "api/wiring.h"
+#include "api/checkpointer_impl.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
@@ -113,10 +112,10 @@ class PyCheckpointer {
     Status idle;
     do {
       idle = WaitIdleFor(kSignalInterval);
-    } while (idle.code() == StatusCode::kDeadlineExceeded && !AbandonsBefore(limit(), begun).passed());
+    } while (idle.code() == StatusCode::kDeadlineExceeded && !Inside::AbandonsBefore(limit(), begun).passed());
     if (OnlyRemoves(*checkpointer_, idle)) idle = Status::Ok();
     const Deadline end = idle.ok() ? Deadline::At(std::max(limit().when(), Deadline::In(kEnding).when())) : limit();
-    const Status failure = idle.ok() ? BindingCalls::UnheardFailure(*checkpointer_) : idle;
+    const Status failure = idle.ok() ? Inside::Of(*checkpointer_).TakeUnheardFailure() : idle;
     ReleaseEngine(end);
     watcher_->ReleaseTensors();
     if (!failure.ok() && !watcher_->forked()) WriteUnraisable(failure);  // A child has lost nothing.
@@ -188,10 +187,9 @@ class PyCheckpointer {
     watcher_->EndStep();
     const Watcher::Waiting waiting(*watcher_);
     // Not Drain, because of the slices: it also returns DeadlineExceeded if that is how a save has failed.
-    RaiseIfError(Wait(
-        timeout, [](const InUse& engine, Deadline deadline) { return BindingCalls::WaitIdle(*engine, deadline); }));
-    const InUse engine = Use();
-    RaiseIfError(BindingCalls::UnheardFailure(*engine));
+    RaiseIfError(
+        Wait(timeout, [](const InUse& engine, Deadline deadline) { return Inside::Of(*engine).WaitIdle(deadline); }));
+    RaiseIfError(Inside::Of(*Use()).TakeUnheardFailure());
   }
   /// `wait()` is called first. `plan(chosen)`, with the manifest's fields, returns the rest of ReadPlan: (tensors,
   /// streams, own, page_cache, begin, finish).
@@ -222,8 +220,8 @@ class PyCheckpointer {
     const Status ready = raised.Try([&] { wait(); });
     const auto goes_on = [&] { return !raised.interrupted() && waiting.callback()(0, 0); };
     const Result<Restored> result = UnlockedAndLogged([&] {
-      return BindingCalls::Restore(*engine, fall_back ? selector.FallBack() : selector,
-                                   {.plan = plan_read, .ready = ready, .goes_on = goes_on});
+      return Inside::Of(*engine).Restore(fall_back ? selector.FallBack() : selector,
+                                         {.plan = plan_read, .ready = ready, .goes_on = goes_on});
     });
     waiting.RethrowIfRaised();
     reading.RethrowIfRaised();
@@ -254,7 +252,7 @@ class PyCheckpointer {
   pybind11::dict Choose(std::optional<std::uint64_t> step, const std::string& folder, bool inspect) {
     const InUse engine = Use();
     Chosen chosen =
-        ValueOrRaise(Unlocked([&] { return BindingCalls::Choose(*engine, SelectorFrom(step, folder), inspect); }));
+        ValueOrRaise(Unlocked([&] { return Inside::Of(*engine).Choose(SelectorFrom(step, folder), inspect); }));
     pybind11::dict fields = inspect ? FromDetails(std::move(chosen.details)) : FromInfo(chosen.details.info);
     fields["hold"] = PyHold(std::move(chosen.hold));
     return fields;
@@ -267,7 +265,7 @@ class PyCheckpointer {
                                std::vector<std::string> names) {
     const InUse engine = Use();
     return FromDetails(ValueOrRaise(Unlocked(
-        [&] { return BindingCalls::Inspect(*engine, Folder(folder), {.rank = rank, .names = std::move(names)}); })));
+        [&] { return Inside::Of(*engine).Inspect(Folder(folder), {.rank = rank, .names = std::move(names)}); })));
   }
   void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
     const InUse engine = Use();
@@ -283,7 +281,7 @@ class PyCheckpointer {
   }
   void PinBest(std::uint64_t step, bool pinned) {
     const InUse engine = Use();
-    RaiseIfError(Unlocked([&] { return BindingCalls::PinBest(*engine, step, pinned); }));
+    RaiseIfError(Unlocked([&] { return Inside::Of(*engine).SetPinned(step, PinOwner::kBest, pinned); }));
   }
   void Remove(std::uint64_t step) {
     const InUse engine = Use();
@@ -311,19 +309,19 @@ class PyCheckpointer {
   void Close(double timeout, bool by_caller) {
     if (checkpointer_ == nullptr) return;
     watcher_->EndStep();
-    BindingCalls::EndPauses(*Use());
+    Inside::Of(*Use()).EndPauses();
     const Watcher::Waiting waiting(*watcher_);
     const Deadline begun = Deadline::In({});
     const auto end = watcher_->EndOf(timeout, by_caller);
-    const auto abandons = [&] { return AbandonsBefore(end(), begun); };
+    const auto abandons = [&] { return Inside::AbandonsBefore(end(), begun); };
     Status idle = InSlices(abandons, [this](Deadline slice) {
       if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
       const InUse engine = Use();
-      return Unlocked([&] { return BindingCalls::WaitIdle(*engine, slice); });
+      return Unlocked([&] { return Inside::Of(*engine).WaitIdle(slice); });
     });
     if (checkpointer_ == nullptr) return;
     if (OnlyRemoves(*Use(), idle)) idle = Status::Ok();
-    const Status failure = BindingCalls::UnheardFailure(*Use());
+    const Status failure = Inside::Of(*Use()).TakeUnheardFailure();
     // With no save in flight the engine ends in a moment, also after the grace; or its removals go on behind.
     ReleaseEngine(idle.ok() ? Deadline::At(std::max(end().when(), Deadline::In(kEnding).when())) : end());
     watcher_->ReleaseTensors();
@@ -350,7 +348,7 @@ class PyCheckpointer {
     plan.options.progress = interruptible.callback();
     const auto planned = [&](const CheckpointInfo& /*chosen*/) { return plan; };
     Result<Restored> result = UnlockedAndLogged(
-        [&] { return BindingCalls::Restore(*engine, selector, {.plan = planned, .resume = resume, .alone = true}); });
+        [&] { return Inside::Of(*engine).Restore(selector, {.plan = planned, .resume = resume, .alone = true}); });
     interruptible.RethrowIfRaised();
     return ValueOrRaise(std::move(result));
   }
@@ -381,7 +379,7 @@ class PyCheckpointer {
     Result<State> built = tensors.Build(last_save_);
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
-    const std::shared_ptr<const TensorTable> table = Unlocked([&] { return BindingCalls::Examine(*engine, state); });
+    const std::shared_ptr<const TensorTable> table = Unlocked([&] { return Inside::Of(*engine).Foresee(state); });
     if (table->waits_for_streams()) streams.insert(streams.end(), elsewhere.begin(), elsewhere.end());
     std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked(), !writes_->ignored());
     const bool watch = !read_later.empty();
@@ -393,8 +391,8 @@ class PyCheckpointer {
         }
       }
       const auto& [shared, rank0_tensors, identical_values] = replicas;
-      return BindingCalls::SaveHeld(
-          *engine, step, state,
+      return Inside::Of(*engine).Save(
+          step, state,
           {.streams = StreamsFrom(streams),
            .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
            .pin = pin,
@@ -429,25 +427,19 @@ class PyCheckpointer {
       if (save->save().stats().phase < SavePhase::kCaptured) continue;
       watcher_->Settle(save, Watcher::kLongest);
     }
-    return Unlocked([&] { return BindingCalls::WaitIdle(*checkpointer_, Deadline::In(span)); });
-  }
-
-  /// As the engine's own destructor does, which does not wait for saves any more.
-  static Deadline AbandonsBefore(Deadline end, Deadline begun = Deadline::In({})) {
-    return Deadline::At(end.when() -
-                        std::min<std::chrono::nanoseconds>((end.when() - begun.when()) / 4, BindingCalls::kAbandoning));
+    return Unlocked([&] { return Inside::Of(*checkpointer_).WaitIdle(Deadline::In(span)); });
   }
 
   // Whether a wait has ended early, but not for a save: what is removed has no caller to wait for it.
   static bool OnlyRemoves(const Checkpointer& open, const Status& idle) {
-    return idle.code() == StatusCode::kDeadlineExceeded && !BindingCalls::HasSaves(open);
+    return idle.code() == StatusCode::kDeadlineExceeded && !Inside::Of(open).HasSaves();
   }
 
   // The group's threads end with the engine.
   void ReleaseEngine(Deadline end) {
     std::shared_ptr<Checkpointer> open = std::exchange(checkpointer_, nullptr);
     released_ = open;
-    BindingCalls::CloseBy(*open, Deadline::In({}), end);
+    Inside::Of(*open).CloseBy(end);
     Unlocked([&] {
       open.reset();
       watcher_->Stop();

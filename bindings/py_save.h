@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
 #include "cairn/cairn.h"
 #include "conversions.h"
@@ -34,13 +34,13 @@ class PySave {
   }
   /// Whether it reads its tensors no more, and they were checked.
   [[nodiscard]] bool settled() const {
-    return BindingCalls::WaitTensorsFree(save_, Deadline::In({})) && (watched_ == nullptr || watched_->checked());
+    return Inside::Of(save_).WaitTensorsFree(Deadline::In({})) && (watched_ == nullptr || watched_->checked());
   }
   /// True in a forked child, which will hear nothing more of it.
   [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable || watcher_->forked(); }
   [[nodiscard]] pybind11::dict stats() const { return FromStats(Checked(save_.stats())); }
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
-  void Release() const { watched_ != nullptr ? watched_->Release() : BindingCalls::Release(save_); }
+  void Release() const { watched_ != nullptr ? watched_->Release() : Inside::Of(save_).Release(); }
   void WaitCaptured(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
     if (watched_ == nullptr) return;
@@ -66,7 +66,7 @@ class PySave {
     const Watcher::Waiting waiting(*watcher_);
     static_cast<void>(Interruptible([end = DeadlineFrom(timeout)] { return end; },
                                     [&](Deadline slice) {
-                                      return ended() || BindingCalls::WaitEnded(save_, slice)
+                                      return ended() || Inside::Of(save_).WaitEnded(slice)
                                                  ? Status()
                                                  : Status(StatusCode::kDeadlineExceeded, "");
                                     }));

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
 
@@ -69,9 +69,9 @@ bool WatchedSave::CheckMemory() {
   const Status same = moved.ok() ? Judge(*read, std::move(written)) : moved;
   failed_ = !same.ok();
   if (failed_) {
-    BindingCalls::Cancel(save_, same);
+    Inside::Of(save_).RequestCancel(same);
   } else if (release_) {
-    BindingCalls::Release(save_);
+    Inside::Of(save_).Release();
   }
   return !failed_;
 }
@@ -79,7 +79,7 @@ bool WatchedSave::CheckMemory() {
 void WatchedSave::Release() {
   release_ = true;
   // Otherwise the check releases it. Not made here, because the main thread may be in the midst of a write.
-  if (read_ == nullptr && !failed_) BindingCalls::Release(save_);
+  if (read_ == nullptr && !failed_) Inside::Of(save_).Release();
 }
 
 void WatchedSave::NoteWritten(const WrittenMemory& written, std::uint64_t step) {
@@ -253,7 +253,8 @@ void Watcher::Check(WatchedSave& save) {
   try {
     save.CheckMemory();
   } catch (const std::exception& error) {  // Out of memory, for example. The other saves must still be checked.
-    BindingCalls::Cancel(save.save(), Error(StatusCode::kInternal, "step {}: {}", save.save().step(), error.what()));
+    Inside::Of(save.save())
+        .RequestCancel(Error(StatusCode::kInternal, "step {}: {}", save.save().step(), error.what()));
   }
 }
 
@@ -296,7 +297,7 @@ Watcher::Next Watcher::WaitForNext(std::shared_ptr<WatchedSave>& save) {
       save = pending_.front();
     }
     const Deadline slice = Deadline::In(kSignalInterval);
-    if (BindingCalls::WaitTensorsFree(save->save(), slice)) return Next::kSave;
+    if (Inside::Of(save->save()).WaitTensorsFree(slice)) return Next::kSave;
   }
 }
 

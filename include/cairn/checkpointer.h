@@ -18,7 +18,7 @@
 namespace cairn {
 
 class SaveTask;
-struct BindingCalls;
+struct Inside;
 struct Wiring;
 
 enum class IfExists : std::uint8_t {
@@ -77,7 +77,7 @@ class SaveHandle {
   explicit SaveHandle(std::shared_ptr<SaveTask> task);
 
  private:
-  friend struct BindingCalls;
+  friend struct Inside;
   std::shared_ptr<SaveTask> task_;
 };
 
@@ -327,7 +327,7 @@ class Checkpointer {
   Status WriteTrace(const std::string& path) const;
 
  private:
-  friend struct BindingCalls;
+  friend struct Inside;
   class Impl;
   explicit Checkpointer(std::unique_ptr<Impl> impl);
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Make(const Options& options, const Wiring& wiring);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -20,14 +21,17 @@
 #include "base/trace.h"
 #include "base/worker_pool.h"
 #include "cairn/checkpointer.h"
-#include "engine/engine.h"
 #include "engine/replicas.h"
+#include "engine/save_task.h"
 #include "restore/reader.h"
 #include "restore/selection.h"
 #include "store/pins.h"
 #include "store/root.h"
 
 namespace cairn {
+
+class Engine;
+class Ledger;
 
 /// What the calls of one Checkpointer share. open.cc makes it; the calls are in save.cc, fence.cc, read.cc and
 /// retention.cc, and set_up.cc and PoolGrowth have what they add to it on first use.
@@ -36,12 +40,10 @@ namespace cairn {
 /// that it is pinned with, and these before the workers that copy for them.
 class Checkpointer::Impl {
  public:
-  Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks)
-      : options(std::move(resolved)),
-        grows(pool_grows),
-        ranks_of_node(node_ranks),
-        workers("cairn-worker", options.worker_threads),
-        trace(options.trace_events) {}
+  Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   // Constant after Open.
   const pid_t process = ::getpid();
@@ -78,8 +80,8 @@ class Checkpointer::Impl {
   // A copy of it; null if nothing in it is written by streams.
   std::shared_ptr<const TensorTable> marked_table CAIRN_GUARDED_BY(save_mutex);
   std::optional<ReplicaAssigner> sharing CAIRN_GUARDED_BY(save_mutex);  // This rank's; made by the first save.
-  // See BindingCalls::CloseBy.
-  std::atomic<Deadline::Clock::time_point> abandon_by = Deadline::Infinite().when();
+  // See CloseBy.
+  std::atomic<bool> abandons_at_once = false;
   std::atomic<Deadline::Clock::time_point> close_by = Deadline::Infinite().when();
   Mutex restored_mutex;
   std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
@@ -114,12 +116,18 @@ class Checkpointer::Impl {
   void WarnWithoutGpuChecksums(const Device& device) const;
 
   // Save.
+  /// Checkpointer::Save. With a `hold` the save is not committed before SaveTask::Release: for a caller that learns
+  /// elsewhere whether this is to be a checkpoint. If it is not released within `hold` after its last write and
+  /// checksum, it fails with DeadlineExceeded.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options,
                           std::chrono::nanoseconds hold) CAIRN_EXCLUDES(save_mutex);
   /// Submits a save that ends with `why`, so that the ranks that wait for it hear of it.
   std::shared_ptr<SaveTask> SubmitFailed(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
                                          const Status& why) CAIRN_REQUIRES(save_mutex);
   Status CheckTensors(const std::shared_ptr<const TensorTable>& table) CAIRN_REQUIRES(save_mutex);
+  /// What a save of this state's tensors will say of them: which it copies in its call, and which it reads later. The
+  /// tensors as they are, where the save will refuse them.
+  std::shared_ptr<const TensorTable> Foresee(const State& state) CAIRN_EXCLUDES(save_mutex);
   /// CheckTensors. Then the same table, or a copy that says which CPU tensors streams may still write.
   Result<std::shared_ptr<const TensorTable>> Examine(const std::shared_ptr<const TensorTable>& table)
       CAIRN_REQUIRES(save_mutex);
@@ -138,24 +146,53 @@ class Checkpointer::Impl {
 
   // Read.
   [[nodiscard]] RestoreParts MakeRestoreParts();
+  /// Checkpointer::Restore of what the caller plans once the checkpoint is chosen.
   [[nodiscard]] Result<Restored> Restore(const Selector& selector, const RestoreCall& call)
       CAIRN_EXCLUDES(restored_mutex);
+  /// Chooses a checkpoint as Restore does, from its manifest alone, and protects it from removal while Chosen::hold
+  /// lives. `inspect`: with the contents of all shards' headers.
+  [[nodiscard]] Result<Chosen> Choose(const Selector& selector, bool inspect);
+  /// Checkpointer::Inspect for one part. Only the shards that hold the part are opened, by the checkpoint's index if it
+  /// has one. CheckpointDetails::values has that rank's values, at its number, and no others.
+  [[nodiscard]] Result<CheckpointDetails> Inspect(const Selector& selector, const InspectPart& part);
   /// The next saves continue from what was restored.
   void ContinueFrom(const Restored& now) CAIRN_EXCLUDES(restored_mutex);
 
   // Wait.
+  /// The two halves of Checkpointer::Drain.
   [[nodiscard]] Status WaitIdle(Deadline deadline) const;
   [[nodiscard]] Status TakeUnheardFailure();
+  /// Whether any save is in flight.
+  [[nodiscard]] bool HasSaves() const;
+  /// Ends all pauses: for a program that only waits for its saves now.
   void EndPauses();
+  /// The destructor abandons saves in flight at once, and ends by this moment where close_timeout does not say an
+  /// earlier one.
+  void CloseBy(Deadline end) {
+    abandons_at_once = true;
+    close_by = end.when();
+  }
 
   // Retention.
-  /// Pins for the user or for keep_best, or ends the pin. keep_best leaves a user's pin alone.
+  /// Pins for the user or for keep_best, or ends the pin. Each has a pin of its own; keep_best leaves a user's alone.
   [[nodiscard]] Status SetPinned(std::uint64_t step, PinOwner owner, bool pinned) CAIRN_EXCLUDES(pin_mutex);
   /// For a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
   [[nodiscard]] Status CheckRank0(const std::string& what) const;
   void Warn(const std::vector<std::string>& messages) const;
   void Notify(const Event& event) const {
     if (options.on_event) options.on_event(event);
+  }
+};
+
+/// What is behind the public objects. The Python package and tests act between the halves of their calls.
+struct Inside {
+  [[nodiscard]] static Checkpointer::Impl& Of(const Checkpointer& checkpointer) { return *checkpointer.impl_; }
+  [[nodiscard]] static SaveTask& Of(const SaveHandle& save) { return *save.task_; }
+  /// When a close that has begun then and must end by `end` abandons the saves that are left: a quarter of the time, at
+  /// most 5 s, is for that.
+  [[nodiscard]] static Deadline AbandonsBefore(Deadline end, Deadline begun = Deadline::In({})) {
+    constexpr std::chrono::nanoseconds kLongest = std::chrono::seconds(5);
+    return Deadline::At(end.when() - std::min((end.when() - begun.when()) / 4, kLongest));
   }
 };
 

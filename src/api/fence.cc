@@ -2,6 +2,7 @@
 #include "api/checkpointer_impl.h"
 #include "base/human.h"
 #include "base/status_macros.h"
+#include "engine/engine.h"
 
 namespace cairn {
 
@@ -77,6 +78,8 @@ Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
   if (engine == nullptr || engine->WaitIdle(deadline)) return Status::Ok();
   return Error(StatusCode::kDeadlineExceeded, "still in flight: {}", engine->Busy());
 }
+
+bool Checkpointer::Impl::HasSaves() const { return engine != nullptr && engine->HasSaves(); }
 
 Status Checkpointer::Impl::TakeUnheardFailure() {
   CAIRN_RETURN_IF_ERROR(CheckProcess());

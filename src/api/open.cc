@@ -2,18 +2,28 @@
 #include <chrono>
 #include <utility>
 
-#include "api/binding_calls.h"
 #include "api/checkpointer_impl.h"
 #include "api/resolve_options.h"
 #include "api/shared_root.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "device/host_device.h"
+#include "engine/engine.h"
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
 
 namespace cairn {
+
+Checkpointer::Impl::Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks)
+    : options(std::move(resolved)),
+      grows(pool_grows),
+      ranks_of_node(node_ranks),
+      workers("cairn-worker", options.worker_threads),
+      trace(options.trace_events) {}
+
+Checkpointer::Impl::~Impl() = default;
+
 Status Checkpointer::Impl::CheckProcess() const {
   if (::getpid() == process) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "this is a forked child: the Checkpointer of {} is its parent's",
@@ -162,13 +172,10 @@ Checkpointer::~Checkpointer() {
   }
   if (impl_->engine == nullptr) return;
   impl_->EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
-  const auto now = Deadline::Clock::now();
-  const auto end = std::min(Deadline::In(impl_->options.close_timeout).when(), impl_->close_by.load());
-  const auto abandons = std::min(end - std::min<std::chrono::nanoseconds>((end - now) / 4, BindingCalls::kAbandoning),
-                                 impl_->abandon_by.load());
-  static_cast<void>(impl_->engine->WaitIdle(Deadline::At(abandons)));
-  const bool grown = impl_->growth == nullptr || impl_->growth->End(Deadline::At(end));
-  if (impl_->engine->Stop(Deadline::At(end)) && impl_->blocking->idle() && grown) return;
+  const auto end = Deadline::At(std::min(Deadline::In(impl_->options.close_timeout).when(), impl_->close_by.load()));
+  static_cast<void>(impl_->engine->WaitIdle(impl_->abandons_at_once ? Deadline::In({}) : Inside::AbandonsBefore(end)));
+  const bool grown = impl_->growth == nullptr || impl_->growth->End(end);
+  if (impl_->engine->Stop(end) && impl_->blocking->idle() && grown) return;
   // Leaked if a thread does not stop: it, the kernel and the devices go on using it.
   impl_.release()->LeaveBehind();
 }

@@ -4,6 +4,7 @@
 #include "api/checkpointer_impl.h"
 #include "api/shared_restore.h"
 #include "base/status_macros.h"
+#include "engine/engine.h"
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
@@ -52,6 +53,16 @@ Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const Res
                                                         .readable = readable.ok() ? call.ready : readable}));
   if (call.resume) ContinueFrom(now);
   return now;
+}
+
+Result<Chosen> Checkpointer::Impl::Choose(const Selector& selector, bool inspect) {
+  CAIRN_RETURN_IF_ERROR(CheckReadable(selector));
+  return ChooseSelected(MakeRestoreParts(), root_path, selector, inspect);
+}
+
+Result<CheckpointDetails> Checkpointer::Impl::Inspect(const Selector& selector, const InspectPart& part) {
+  CAIRN_RETURN_IF_ERROR(CheckReadable(selector));
+  return InspectSelected(MakeRestoreParts(), root_path, selector, part);
 }
 
 void Checkpointer::Impl::ContinueFrom(const Restored& now) {

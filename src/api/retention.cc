@@ -1,6 +1,7 @@
 // The calls that keep a checkpoint, remove it, or move it out of the root.
 #include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
+#include "engine/ledger.h"
 #include "store/list.h"
 #include "store/names.h"
 #include "store/pins.h"

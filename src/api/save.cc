@@ -4,6 +4,7 @@
 
 #include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
+#include "engine/engine.h"
 
 namespace cairn {
 
@@ -96,6 +97,13 @@ Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>
   }
   checked_table = table;
   return Status::Ok();
+}
+
+std::shared_ptr<const TensorTable> Checkpointer::Impl::Foresee(const State& state) {
+  if (!CheckWritable().ok()) return state.table();
+  MutexLock lock(save_mutex);
+  const Result<std::shared_ptr<const TensorTable>> examined = Examine(state.table());
+  return examined.ok() ? *examined : state.table();
 }
 
 Result<std::shared_ptr<const TensorTable>> Checkpointer::Impl::Examine(

@@ -2,6 +2,7 @@
 #include "api/checkpointer_impl.h"
 #include "base/human.h"
 #include "base/status_macros.h"
+#include "engine/engine.h"
 
 namespace cairn {
 namespace {

@@ -91,7 +91,9 @@ class SaveTask {
   static constexpr std::chrono::milliseconds kLongFence{500};
   /// A fence has had to wait for it: nothing else may hold its copies back.
   [[nodiscard]] bool fence_waits() const { return fence_waits_; }
+  /// SaveHandle::Cancel with the caller's reason, which becomes the status of the save.
   bool RequestCancel(Status why) CAIRN_EXCLUDES(mutex_);
+  /// Lets a held save commit. Does not wait. It has no effect on other saves.
   void Release() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
   /// Some caller has received its failure.

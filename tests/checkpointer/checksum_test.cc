@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "cairn/cairn.h"
 #include "support/model_gpu.h"
 #include "support/small_run.h"
@@ -53,7 +53,7 @@ class Checksums : public testing::Test {
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
 
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold = {}) {
-    auto save = BindingCalls::SaveHeld(*checkpointer_, step, tensors_.state(), {}, hold);
+    auto save = Inside::Of(*checkpointer_).Save(step, tensors_.state(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
@@ -135,7 +135,7 @@ TEST_F(Checksums, DelayTheCommitOfAReleasedSave) {
   const SaveHandle save = Save(1, minutes(10));
   AwaitWrites();
 
-  BindingCalls::Release(save);
+  Inside::Of(save).Release();
   Unblock();
 
   ASSERT_TRUE(save.WaitDurable(Soon()).ok()) << save.status();

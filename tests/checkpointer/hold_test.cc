@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "cairn/cairn.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
@@ -26,7 +26,7 @@ class Hold : public testing::Test {
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold) {
     states_.push_back(SmallState(step));
-    auto save = BindingCalls::SaveHeld(*checkpointer_, step, states_.back()->state(), {}, hold);
+    auto save = Inside::Of(*checkpointer_).Save(step, states_.back()->state(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
@@ -47,7 +47,7 @@ TEST_F(Hold, CommitsWhenReleasedWithoutDelayingOthers) {
   EXPECT_GT(held.stats().written.count(), 0);
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(2));
 
-  BindingCalls::Release(held);
+  Inside::Of(held).Release();
 
   EXPECT_TRUE(held.WaitDurable(Soon()).ok()) << held.status();
   EXPECT_TRUE(RestoreAndCompare(*checkpointer_, Step(1)).ok());
@@ -57,7 +57,7 @@ TEST_F(Hold, CommitsAtOnceIfReleasedBefore) {
   Open();
   const SaveHandle held = Save(1, minutes(10));
 
-  BindingCalls::Release(held);
+  Inside::Of(held).Release();
 
   EXPECT_TRUE(held.WaitDurable(Soon()).ok()) << held.status();
 }
@@ -91,8 +91,8 @@ TEST_F(Hold, CancelWithAReasonIsAFailure) {
   const SaveHandle held = Save(1, minutes(10));
   ASSERT_TRUE(held.WaitCaptured(Soon()).ok());
 
-  EXPECT_TRUE(BindingCalls::Cancel(held, Status(StatusCode::kFailedPrecondition, "it was torn")));
-  BindingCalls::Release(held);  // Too late.
+  EXPECT_TRUE(Inside::Of(held).RequestCancel(Status(StatusCode::kFailedPrecondition, "it was torn")));
+  Inside::Of(held).Release();  // Too late.
 
   const Status status = held.WaitDurable(Soon());
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
@@ -110,7 +110,7 @@ TEST_F(Hold, EndsWithTheCheckpointer) {
   checkpointer_.reset();
 
   EXPECT_FALSE(held.WaitDurable(Soon()).ok());
-  BindingCalls::Release(held);
+  Inside::Of(held).Release();
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
@@ -119,11 +119,11 @@ TEST_F(Hold, OfOneRankHoldsAllRanks) {
   ASSERT_EQ(ranks.size(), 2U);
   const auto save = [&](std::uint64_t step, int rank, std::chrono::nanoseconds hold) {
     states_.push_back(SmallState(step, rank));
-    return *BindingCalls::SaveHeld(*ranks[static_cast<std::size_t>(rank)], step, states_.back()->state(), {}, hold);
+    return *Inside::Of(*ranks[static_cast<std::size_t>(rank)]).Save(step, states_.back()->state(), {}, hold);
   };
   const SaveHandle never = save(1, 0, milliseconds(1));
   const SaveHandle released = save(1, 1, minutes(10));
-  BindingCalls::Release(released);
+  Inside::Of(released).Release();
 
   EXPECT_EQ(never.WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
   const Status heard = released.WaitDurable(Soon());
@@ -133,8 +133,8 @@ TEST_F(Hold, OfOneRankHoldsAllRanks) {
 
   const SaveHandle a = save(2, 0, minutes(10));
   const SaveHandle b = save(2, 1, minutes(10));
-  BindingCalls::Release(b);
-  BindingCalls::Release(a);
+  Inside::Of(b).Release();
+  Inside::Of(a).Release();
   EXPECT_TRUE(a.WaitDurable(Soon()).ok()) << a.status();
   EXPECT_TRUE(b.WaitDurable(Soon()).ok()) << b.status();
 }

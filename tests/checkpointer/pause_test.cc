@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "cairn/cairn.h"
 #include "device/host_device.h"
 #include "support/faulty_device.h"
@@ -145,7 +145,7 @@ TEST_F(Pause, EndsByItselfWhileTheEngineLooks) {
     const SaveHandle save = Save(static_cast<std::uint64_t>(round));
 
     while (Deadline::Clock::now() < end - std::chrono::microseconds(round % 20))
-      BindingCalls::Release(save);  // Wakes the engine.
+      Inside::Of(save).Release();  // Wakes the engine.
 
     ASSERT_EQ(save.WaitDurable(Deadline::In(std::chrono::seconds(20))), Status::Ok()) << round;
     states_.clear();

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "api/wiring.h"
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
@@ -140,14 +140,14 @@ TEST_P(Recycle, ManyRetiredAtOnceKeepFewSpares) {
   }
   for (std::uint64_t step = 1; step <= 6; ++step) ASSERT_EQ(checkpointer->Unpin(step), Status::Ok());
   const auto state = SmallState(7);
-  const auto held = BindingCalls::SaveHeld(*checkpointer, 7, state->state(), {}, std::chrono::minutes(10));
+  const auto held = Inside::Of(*checkpointer).Save(7, state->state(), {}, std::chrono::minutes(10));
   ASSERT_TRUE(held.ok()) << held.status();
 
   ASSERT_EQ(SaveDurably(*checkpointer, 8), Status::Ok());
   removed.get_future().wait();
 
   EXPECT_EQ(Shards(), 1 + 3 + 1) << "keep_last, max_in_flight (including the held one) and one more";
-  BindingCalls::Release(*held);
+  Inside::Of(*held).Release();
   EXPECT_EQ(held->WaitDurable(Soon()), Status::Ok());
 }
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "cairn/cairn.h"
 #include "store/names.h"
 #include "support/hooked_calls.h"
@@ -451,7 +451,7 @@ class PlannedRestore : public RanksRestore {
     if (!call.plan) {
       call.plan = [this](const CheckpointInfo& /*chosen*/) { return ReadPlan{.state = restored_[1]->state()}; };
     }
-    auto own = BindingCalls::Restore(rank(1), Latest(), call);
+    auto own = Inside::Of(rank(1)).Restore(Latest(), call);
     Outcomes outcomes = Await(std::move(pending));
     outcomes.emplace(1, std::move(own));
     return outcomes;

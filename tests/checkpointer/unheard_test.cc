@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <chrono>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "cairn/cairn.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
@@ -22,7 +22,7 @@ class Unheard : public testing::Test {
   void SetUp() override { checkpointer_ = OpenOrFail(SmallOptions(dir_ / "run"), Through(plan_)); }
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold = {}) {
     states_.push_back(SmallState(step));
-    auto save = BindingCalls::SaveHeld(*checkpointer_, step, states_.back()->state(), {}, hold);
+    auto save = Inside::Of(*checkpointer_).Save(step, states_.back()->state(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
@@ -30,7 +30,7 @@ class Unheard : public testing::Test {
   SaveHandle Fail(std::uint64_t step) {
     plan_->Fail({.op = IoOp::kFsync, .path = "shard-", .nth = 1}, EIO);
     SaveHandle save = Save(step);
-    EXPECT_EQ(BindingCalls::WaitIdle(*checkpointer_, Soon()), Status::Ok());
+    EXPECT_EQ(Inside::Of(*checkpointer_).WaitIdle(Soon()), Status::Ok());
     plan_->Clear();
     return save;
   }
@@ -87,8 +87,8 @@ TEST_F(Unheard, LastFailureMakesOnlyTheNewestHeard) {
 TEST_F(Unheard, WaitTensorsFreeAndWaitEndedReportNothing) {
   const SaveHandle save = Fail(1);
 
-  EXPECT_TRUE(BindingCalls::WaitTensorsFree(save, Soon()));
-  EXPECT_TRUE(BindingCalls::WaitEnded(save, Soon()));
+  EXPECT_TRUE(Inside::Of(save).WaitTensorsFree(Soon()));
+  EXPECT_TRUE(Inside::Of(save).WaitEnded(Soon()));
 
   EXPECT_FALSE(checkpointer_->Drain(Soon()).ok());
 }
@@ -103,12 +103,12 @@ TEST_F(Unheard, ACancelledSaveIsNoFailure) {
 TEST_F(Unheard, AFailureByADeadlineIsToldFromADrainThatTookTooLong) {
   const SaveHandle held = Save(1, std::chrono::minutes(10));
   EXPECT_THAT(checkpointer_->Drain(Deadline::In({})).message(), HasSubstr("still in flight: 1 save (step"));
-  EXPECT_FALSE(BindingCalls::WaitEnded(held, Deadline::In({})));
-  BindingCalls::Cancel(held, Status(StatusCode::kDeadlineExceeded, "step 1: a deadline of its own"));
+  EXPECT_FALSE(Inside::Of(held).WaitEnded(Deadline::In({})));
+  Inside::Of(held).RequestCancel(Status(StatusCode::kDeadlineExceeded, "step 1: a deadline of its own"));
 
-  ASSERT_EQ(BindingCalls::WaitIdle(*checkpointer_, Soon()), Status::Ok());
-  EXPECT_EQ(BindingCalls::UnheardFailure(*checkpointer_).message(), "step 1: a deadline of its own");
-  EXPECT_EQ(BindingCalls::UnheardFailure(*checkpointer_), Status::Ok());
+  ASSERT_EQ(Inside::Of(*checkpointer_).WaitIdle(Soon()), Status::Ok());
+  EXPECT_EQ(Inside::Of(*checkpointer_).TakeUnheardFailure().message(), "step 1: a deadline of its own");
+  EXPECT_EQ(Inside::Of(*checkpointer_).TakeUnheardFailure(), Status::Ok());
 }
 
 TEST(UnheardOfRanks, WhoGivesUpKnowsAndTheOthersHear) {

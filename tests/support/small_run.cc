@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "api/binding_calls.h"
+#include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
 #include "store/writer.h"
 #include "testing/local_group.h"
@@ -59,7 +59,7 @@ std::unique_ptr<Checkpointer> OpenOrFail(const Options& options, const Wiring& w
   return nullptr;
 }
 
-void AbandonAtOnce(Checkpointer& checkpointer) { BindingCalls::CloseBy(checkpointer, Deadline::In({}), Soon()); }
+void AbandonAtOnce(Checkpointer& checkpointer) { Inside::Of(checkpointer).CloseBy(Soon()); }
 
 std::unique_ptr<Tensors> SmallState(std::uint64_t step, int rank, std::uint64_t variant) {
   auto tensors = std::make_unique<Tensors>(Shaped(rank));
@@ -86,7 +86,7 @@ Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOpt
 Result<Restored> ReadAlone(Checkpointer& checkpointer, const Selector& selector, const State& state,
                            const RestoreOptions& options) {
   const auto plan = [&](const CheckpointInfo& /*chosen*/) { return ReadPlan{.state = state, .options = options}; };
-  return BindingCalls::Restore(checkpointer, selector, {.plan = plan, .resume = options.resume, .alone = true});
+  return Inside::Of(checkpointer).Restore(selector, {.plan = plan, .resume = options.resume, .alone = true});
 }
 
 Status RestoreAndCompare(Checkpointer& checkpointer, const Selector& selector, std::uint64_t variant) {
