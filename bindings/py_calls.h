@@ -88,6 +88,7 @@ inline void WriteUnraisable(const Status& status) {
     error.discard_as_unraisable("a cairn.Checkpointer that was not closed");
   }
 }
+inline void ValueOrRaise(const Status& status) { RaiseIfError(status); }
 template <typename T>
 T ValueOrRaise(Result<T> result) {
   RaiseIfError(result.status());
