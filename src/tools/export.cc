@@ -1,10 +1,7 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string_view>
 
 #include "base/human.h"
@@ -13,10 +10,8 @@
 #include "restore/open.h"
 #include "tools/commands.h"
 #include "tools/export_parts.h"
-#include "tools/interruption.h"
 #include "tools/output.h"
 #include "tools/reading.h"
-#include "tools/windows.h"
 
 namespace cairn::tools {
 namespace {
@@ -46,8 +41,7 @@ Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource
 }
 
 /// In the order of a safetensors file. Tied names too: who loads the file wants each of them.
-Result<std::vector<const StoredTensor*>> Select(const Reading& reading, TensorSource& source,
-                                                const ExportOptions& options) {
+Result<std::vector<FileTensor>> Select(const Reading& reading, TensorSource& source, const ExportOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<TensorPlace> places, FindWanted(reading, source, options));
   std::vector<NamedInFile> named;
   for (const TensorPlace& place : places) {
@@ -56,56 +50,25 @@ Result<std::vector<const StoredTensor*>> Select(const Reading& reading, TensorSo
   CAIRN_RETURN_IF_ERROR(CheckNamesInFile(named));
   CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
   CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, wanted));
-  std::ranges::sort(wanted, [](const StoredTensor* a, const StoredTensor* b) {
-    return ComesFirst(a->info.dtype, a->info.name, b->info.dtype, b->info.name);
-  });
-  return wanted;
-}
-
-Status WriteTensors(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
-                    const ExportOptions& options, IoQueue& queue, int fd, const std::string& path) {
-  const std::function<bool()> interrupted = CatchInterruptions();
-  std::vector<PlainTensor> plain;
-  for (const StoredTensor* tensor : tensors) {
+  std::vector<FileTensor> tensors;
+  for (const StoredTensor* tensor : wanted) {
     const TensorInfo& info = tensor->info;
-    const std::string name = NameInFile(options.strip_prefix, info.name).value_or("");
-    plain.push_back({.name = name, .dtype = info.dtype, .shape = info.shape, .bytes = info.bytes});
+    tensors.push_back({.name = NameInFile(options.strip_prefix, info.name).value_or(""),
+                       .whole = {info.name, info.dtype, info.shape},
+                       .bytes = info.bytes});
   }
-  CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(plain, {}));
-  CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, 0, std::as_bytes(std::span(header)), path));
-  std::vector<std::uint64_t> sizes;
-  std::uint64_t total = 0;
-  for (const StoredTensor* tensor : tensors) {
-    sizes.push_back(tensor->info.bytes);
-    total += tensor->info.bytes;
-  }
-  std::vector<std::byte> memory(kWindowBytes);
-  ProgressBar bar("exporting");
-  std::uint64_t done = 0;
-  for (const std::vector<Slice>& window : CutWindows(sizes, kWindowBytes)) {
-    if (interrupted()) return Error(StatusCode::kCancelled, "interrupted: nothing was written");
-    CAIRN_RETURN_IF_ERROR(ReadWindow(reading.parts(), source, tensors, window, memory.data()));
-    const std::uint64_t bytes = window.back().at + (window.back().end - window.back().begin);
-    CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, header.size() + done, Bytes(memory.data(), bytes), path));
-    done += bytes;
-    bar.Update(done, total);
-  }
-  return Status::Ok();
+  std::ranges::sort(tensors, ComesFirst);
+  return tensors;
 }
 
-Status WriteFile(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
-                 const ExportOptions& options) {
+Status WriteFile(const Reading& reading, TensorSource& source, const std::vector<FileTensor>& tensors,
+                 std::uint64_t total, const ExportOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading.parts().queue());
   Draft draft(options.out);
-  CAIRN_ASSIGN_OR_RETURN(
-      const std::int64_t fd,
-      RunBlocking(*queue,
-                  {.op = IoOp::kOpen, .path = draft.path(), .flags = O_WRONLY | O_CREAT | O_EXCL, .mode = 0666}));
   const auto write = [&]() -> Status {
-    const UniqueFd file(static_cast<int>(fd));
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd file, CreateFile(*queue, draft.path()));
     Draft::Hold(file.get());
-    CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, options, *queue, file.get(), draft.path()));
-    CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get(), .name = draft.path()}).status());
+    CAIRN_RETURN_IF_ERROR(PlainFiles(reading, source, *queue, total).Write(file.get(), draft.path(), tensors, {}));
     return draft.Publish(*queue, options.force, kWayOut);
   };
   Status status = write();
@@ -123,11 +86,10 @@ Result<int> Export(const ExportOptions& options) {
   if (!options.force) CAIRN_RETURN_IF_ERROR(CheckAbsent(options.out, kWayOut));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make());
   CAIRN_ASSIGN_OR_RETURN(TensorSource source, OpenSource(*reading, options.path, options.step));
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<const StoredTensor*> tensors, Select(*reading, source, options));
-  CAIRN_RETURN_IF_ERROR(WriteFile(*reading, source, tensors, options));
-
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<FileTensor> tensors, Select(*reading, source, options));
   std::uint64_t bytes = 0;
-  for (const StoredTensor* tensor : tensors) bytes += tensor->info.bytes;
+  for (const FileTensor& tensor : tensors) bytes += tensor.bytes;
+  CAIRN_RETURN_IF_ERROR(WriteFile(*reading, source, tensors, bytes, options));
   if (options.json) {
     PrintJson({{"out", options.out}, {"tensors", tensors.size()}, {"bytes", bytes}});
   } else {

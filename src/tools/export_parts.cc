@@ -5,21 +5,24 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "base/status_macros.h"
 #include "base/uuid.h"
 #include "restore/select.h"
-#include "tools/output.h"
 #include "tools/windows.h"
 
 namespace cairn::tools {
 namespace {
 
 constexpr std::string_view kReservedName = "__metadata__";
+constexpr std::uint64_t kLeastWindow = 8U << 20;
 
 Status DifferentTensors(const StoredTensor& a, const StoredTensor& b, const std::string& how) {
   return Error(StatusCode::kUnsupported,
@@ -50,6 +53,38 @@ std::optional<std::string> NameBelow(std::string_view prefix, std::string_view n
     name.remove_prefix(1);
   }
   return name.empty() ? std::nullopt : std::optional(std::string(name));
+}
+
+/// The length prefix and the JSON text, padded like the safetensors library does. The tensors' bytes follow in order.
+Result<std::string> PlainHeader(const std::vector<FileTensor>& tensors,
+                                const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header[kReservedName] = metadata;
+  std::uint64_t at = 0;
+  for (const FileTensor& tensor : tensors) {
+    header[tensor.name] = {{"dtype", DTypeName(tensor.whole.dtype)},
+                           {"shape", tensor.whole.shape},
+                           {"data_offsets", {at, at + tensor.bytes}}};
+    at += tensor.bytes;
+  }
+  std::string text = header.dump();
+  text.resize(AlignUp(text.size(), 8), ' ');
+  if (text.size() > kMaxHeaderBytes) {
+    return Error(StatusCode::kInvalidArgument, "the header would have {} bytes; safetensors allows {}", text.size(),
+                 kMaxHeaderBytes);
+  }
+  std::string word(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) word[i] = static_cast<char>(text.size() >> (8 * i));
+  return word + text;
+}
+
+/// Many shards hold a little each of one stretch of a tensor, and are read in whole checksum blocks: so windows grow
+/// with their number, as long as two are no more than a shard.
+std::uint64_t WindowBytes(const TensorSource& source) {
+  std::uint64_t largest = 0;
+  for (std::uint32_t file = 0; file < source.files(); ++file) largest = std::max(largest, source.file_bytes(file));
+  return std::clamp(kLeastWindow * source.files(), kLeastWindow,
+                    std::max(kLeastWindow, AlignDown(largest / 2, kBlock)));
 }
 
 }  // namespace
@@ -145,29 +180,55 @@ Status KeepOneOfEach(const Reading& reading, TensorSource& source, std::vector<c
   return Status::Ok();
 }
 
-bool ComesFirst(DType dtype, std::string_view name, DType other_dtype, std::string_view other_name) {
-  return dtype != other_dtype ? dtype > other_dtype : name < other_name;
+bool ComesFirst(const FileTensor& a, const FileTensor& b) {
+  return a.whole.dtype != b.whole.dtype ? a.whole.dtype > b.whole.dtype : a.name < b.name;
 }
 
-Result<std::string> PlainHeader(const std::vector<PlainTensor>& tensors,
-                                const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header[kReservedName] = metadata;
-  std::uint64_t at = 0;
-  for (const PlainTensor& tensor : tensors) {
-    header[tensor.name] = {
-        {"dtype", DTypeName(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {at, at + tensor.bytes}}};
-    at += tensor.bytes;
+PlainFiles::PlainFiles(const Reading& reading, TensorSource& source, IoQueue& queue, std::uint64_t total)
+    : reading_(reading),
+      source_(source),
+      queue_(queue),
+      window_(WindowBytes(source)),
+      total_(total),
+      memory_{std::make_unique_for_overwrite<std::byte[]>(window_),
+              std::make_unique_for_overwrite<std::byte[]>(window_)} {}
+
+// One window is written while the next one is read.
+Status PlainFiles::Write(int fd, const std::string& path, const std::vector<FileTensor>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(tensors, metadata));
+  CAIRN_RETURN_IF_ERROR(WriteAll(queue_, fd, 0, std::as_bytes(std::span(header)), path));
+  std::vector<WholeTensor> wholes;
+  for (const FileTensor& tensor : tensors) wholes.push_back(tensor.whole);
+  CAIRN_ASSIGN_OR_RETURN(WholeTensors whole, WholeTensors::Plan(source_, wholes, window_));
+  const auto write = [this, fd, &path](std::uint64_t at, Bytes bytes) -> Status {
+    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading_.parts().queue());
+    CAIRN_RETURN_IF_ERROR(WriteAll(*queue, fd, at, bytes, path));
+    // Only begins to write it to the disk, or does nothing: the fsync at the end has less to do, and tells of errors.
+    (void)::sync_file_range(fd, static_cast<off_t>(at), static_cast<off_t>(bytes.size()), SYNC_FILE_RANGE_WRITE);
+    return Status::Ok();
+  };
+  std::uint64_t offset = header.size();
+  std::future<Status> writing;  // Its end is waited for, also after a failure.
+  for (std::size_t window = 0; window < whole.windows(); ++window) {
+    if (interrupted_()) return Error(StatusCode::kCancelled, "interrupted: nothing was written");
+    std::byte* const memory = memory_[window % 2].get();
+    const std::uint64_t bytes = whole.bytes(window);
+    CAIRN_RETURN_IF_ERROR(whole.Read(reading_.parts(), window, memory));
+    if (writing.valid()) CAIRN_RETURN_IF_ERROR(writing.get());
+    writing = std::async(std::launch::async, write, offset, Bytes(memory, bytes));
+    offset += bytes;
+    bar_.Update(done_ += bytes, total_);
   }
-  std::string text = header.dump();
-  text.resize(AlignUp(text.size(), 8), ' ');
-  if (text.size() > kMaxHeaderBytes) {
-    return Error(StatusCode::kInvalidArgument, "the header would have {} bytes; safetensors allows {}", text.size(),
-                 kMaxHeaderBytes);
-  }
-  std::string word(8, '\0');
-  for (std::size_t i = 0; i < 8; ++i) word[i] = static_cast<char>(text.size() >> (8 * i));
-  return word + text;
+  if (writing.valid()) CAIRN_RETURN_IF_ERROR(writing.get());
+  return RunBlocking(queue_, {.op = IoOp::kFsync, .fd = fd, .name = path}).status();
+}
+
+Result<UniqueFd> CreateFile(IoQueue& queue, const std::string& path) {
+  CAIRN_ASSIGN_OR_RETURN(
+      const std::int64_t fd,
+      RunBlocking(queue, {.op = IoOp::kOpen, .path = path, .flags = O_WRONLY | O_CREAT | O_EXCL, .mode = 0666}));
+  return UniqueFd(static_cast<int>(fd));
 }
 
 Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const std::string& path) {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -9,7 +12,10 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "restore/source.h"
+#include "base/unique_fd.h"
+#include "restore/whole_tensors.h"
+#include "tools/interruption.h"
+#include "tools/output.h"
 #include "tools/reading.h"
 
 namespace cairn::tools {
@@ -56,18 +62,38 @@ struct NamedInFile {
 Status KeepOneOfEach(const Reading& reading, TensorSource& source, std::vector<const StoredTensor*>& tensors);
 
 /// A tensor of a plain safetensors file.
-struct PlainTensor {
+struct FileTensor {
   std::string name;
-  DType dtype = DType::kF32;
-  std::vector<std::int64_t> shape;
+  /// What it is in the checkpoint.
+  WholeTensor whole;
   std::uint64_t bytes = 0;
 };
 /// The order in which the safetensors library stores tensors.
-[[nodiscard]] bool ComesFirst(DType dtype, std::string_view name, DType other_dtype, std::string_view other_name);
-/// The length prefix and the JSON text, padded like the safetensors library does. The tensors' bytes follow in order.
-[[nodiscard]] Result<std::string> PlainHeader(const std::vector<PlainTensor>& tensors,
-                                              const std::map<std::string, std::string>& metadata);
+[[nodiscard]] bool ComesFirst(const FileTensor& a, const FileTensor& b);
 
+/// Writes plain files of tensors, which it puts together from the shards, through two windows of 8 MiB or more.
+class PlainFiles {
+ public:
+  /// Of so many bytes of tensors in all files.
+  PlainFiles(const Reading& reading, TensorSource& source, IoQueue& queue, std::uint64_t total);
+  /// Writes the tensors, in this order, into a new file, and fsyncs it. Cancelled once the user interrupts.
+  Status Write(int fd, const std::string& path, const std::vector<FileTensor>& tensors,
+               const std::map<std::string, std::string>& metadata);
+
+ private:
+  const Reading& reading_;
+  TensorSource& source_;
+  IoQueue& queue_;
+  const std::uint64_t window_;
+  const std::uint64_t total_;
+  const std::array<std::unique_ptr<std::byte[]>, 2> memory_;
+  const std::function<bool()> interrupted_ = CatchInterruptions();
+  ProgressBar bar_{"exporting"};
+  std::uint64_t done_ = 0;
+};
+
+/// Makes a file that must not exist, to write it.
+[[nodiscard]] Result<UniqueFd> CreateFile(IoQueue& queue, const std::string& path);
 Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const std::string& path);
 
 /// AlreadyExists, with the way out, if anything has this name, be it a link that leads nowhere.

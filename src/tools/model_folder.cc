@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <functional>
-#include <future>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -21,10 +19,8 @@
 #include "base/print_error.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "restore/whole_tensors.h"
 #include "tools/commands.h"
 #include "tools/export_parts.h"
-#include "tools/interruption.h"
 #include "tools/model_tensors.h"
 #include "tools/output.h"
 #include "tools/quantities.h"
@@ -36,14 +32,13 @@ namespace {
 constexpr std::string_view kWayOut = "remove it, or give another name";
 constexpr std::string_view kConfig = "config.json";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
-/// Chunks of 4 MiB in the pool, and the smallest window: with two windows below 64 MiB.
+/// Chunks of 4 MiB in the pool: with the two smallest windows below 64 MiB.
 constexpr int kChunks = 6;
-constexpr std::uint64_t kWindow = 8U << 20;
 
 /// A file of weights.
 struct WeightFile {
   std::string name;
-  std::vector<ModelTensor> tensors;
+  std::vector<FileTensor> tensors;
 };
 
 /// What is written beside the weights.
@@ -119,10 +114,10 @@ Result<SideFiles> FindSideFiles(const std::string& folder, const ExportOptions& 
 }
 
 /// As save_pretrained divides them: a file is full when the next tensor would make it larger.
-std::vector<WeightFile> Divide(std::vector<ModelTensor> tensors, std::uint64_t most) {
+std::vector<WeightFile> Divide(std::vector<FileTensor> tensors, std::uint64_t most) {
   std::vector<WeightFile> files;
   std::uint64_t filled = 0;
-  for (ModelTensor& tensor : tensors) {
+  for (FileTensor& tensor : tensors) {
     if (files.empty() || filled + tensor.bytes > most) {
       if (files.empty() || !files.back().tensors.empty()) files.emplace_back();
       filled = 0;
@@ -133,9 +128,7 @@ std::vector<WeightFile> Divide(std::vector<ModelTensor> tensors, std::uint64_t m
   for (std::size_t i = 0; i < files.size(); ++i) {
     files[i].name =
         files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
-    std::ranges::sort(files[i].tensors, [](const ModelTensor& a, const ModelTensor& b) {
-      return ComesFirst(a.whole.dtype, a.name, b.whole.dtype, b.name);
-    });
+    std::ranges::sort(files[i].tensors, ComesFirst);
   }
   return files;
 }
@@ -145,7 +138,7 @@ std::string IndexText(const std::vector<WeightFile>& files) {
   std::uint64_t bytes = 0;
   std::uint64_t elements = 0;
   for (const WeightFile& file : files) {
-    for (const ModelTensor& tensor : file.tensors) {
+    for (const FileTensor& tensor : file.tensors) {
       weight_map[tensor.name] = file.name;
       bytes += tensor.bytes;
       elements += tensor.bytes / DTypeSize(tensor.whole.dtype);
@@ -156,102 +149,19 @@ std::string IndexText(const std::vector<WeightFile>& files) {
   return index.dump(2) + "\n";
 }
 
-/// Many shards hold a little each of one stretch of a tensor, and are read in whole checksum blocks: so windows grow
-/// with their number, as long as two are no more than a shard.
-std::uint64_t WindowBytes(const TensorSource& source) {
-  std::uint64_t largest = 0;
-  for (std::uint32_t file = 0; file < source.files(); ++file) largest = std::max(largest, source.file_bytes(file));
-  return std::clamp(kWindow * source.files(), kWindow, std::max(kWindow, AlignDown(largest / 2, kBlock)));
+Status WriteText(IoQueue& queue, const std::string& path, const std::string& text) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, CreateFile(queue, path));
+  CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd.get(), 0, std::as_bytes(std::span(text)), path));
+  return RunBlocking(queue, {.op = IoOp::kFsync, .fd = fd.get(), .name = path}).status();
 }
 
-class FolderWriter {
- public:
-  FolderWriter(const Reading& reading, TensorSource& source, IoQueue& queue, std::string folder, std::uint64_t total)
-      : reading_(reading),
-        source_(source),
-        queue_(queue),
-        folder_(std::move(folder)),
-        window_(WindowBytes(source)),
-        total_(total),
-        memory_{std::make_unique_for_overwrite<std::byte[]>(window_),
-                std::make_unique_for_overwrite<std::byte[]>(window_)} {}
-
-  Status WriteWeights(const WeightFile& file) {
-    const std::string path = Below(file.name);
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, Create(path));
-    std::vector<PlainTensor> plain;
-    std::vector<WholeTensor> wholes;
-    for (const ModelTensor& tensor : file.tensors) {
-      plain.push_back({tensor.name, tensor.whole.dtype, tensor.whole.shape, tensor.bytes});
-      wholes.push_back(tensor.whole);
-    }
-    CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(plain, {{"format", "pt"}}));
-    CAIRN_RETURN_IF_ERROR(WriteAll(queue_, fd.get(), 0, std::as_bytes(std::span(header)), path));
-    CAIRN_RETURN_IF_ERROR(Stream(wholes, fd.get(), header.size(), path));
-    return RunBlocking(queue_, {.op = IoOp::kFsync, .fd = fd.get(), .name = path}).status();
+Status Copy(IoQueue& queue, const std::filesystem::path& from, const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::copy_file(from, path, error)) {
+    return ErrnoStatus(error.value(), fmt::format("copying {} to {}", from.string(), path));
   }
-
-  Status WriteText(std::string_view name, const std::string& text) {
-    const std::string path = Below(name);
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, Create(path));
-    CAIRN_RETURN_IF_ERROR(WriteAll(queue_, fd.get(), 0, std::as_bytes(std::span(text)), path));
-    return RunBlocking(queue_, {.op = IoOp::kFsync, .fd = fd.get(), .name = path}).status();
-  }
-
-  Status Copy(const std::filesystem::path& from, const std::string& name) {
-    const std::string path = Below(name);
-    std::error_code error;
-    if (!std::filesystem::copy_file(from, path, error)) {
-      return ErrnoStatus(error.value(), fmt::format("copying {} to {}", from.string(), path));
-    }
-    return SyncPath(queue_, path, O_RDONLY);
-  }
-
- private:
-  [[nodiscard]] std::string Below(std::string_view name) const { return fmt::format("{}/{}", folder_, name); }
-
-  Result<UniqueFd> Create(const std::string& path) {
-    CAIRN_ASSIGN_OR_RETURN(
-        const std::int64_t fd,
-        RunBlocking(queue_, {.op = IoOp::kOpen, .path = path, .flags = O_WRONLY | O_CREAT | O_EXCL, .mode = 0666}));
-    return UniqueFd(static_cast<int>(fd));
-  }
-
-  /// One window is written while the next one is read.
-  Status Stream(const std::vector<WholeTensor>& tensors, int fd, std::uint64_t offset, const std::string& path) {
-    CAIRN_ASSIGN_OR_RETURN(WholeTensors whole, WholeTensors::Plan(source_, tensors, window_));
-    const auto write = [this, fd, &path](std::uint64_t at, Bytes bytes) -> Status {
-      CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading_.parts().queue());
-      CAIRN_RETURN_IF_ERROR(WriteAll(*queue, fd, at, bytes, path));
-      // Only begins to write it to the disk, or does nothing: the fsync at the end has less to do, and tells of errors.
-      (void)::sync_file_range(fd, static_cast<off_t>(at), static_cast<off_t>(bytes.size()), SYNC_FILE_RANGE_WRITE);
-      return Status::Ok();
-    };
-    std::future<Status> writing;  // Its end is waited for, also after a failure.
-    for (std::size_t window = 0; window < whole.windows(); ++window) {
-      if (interrupted_()) return Error(StatusCode::kCancelled, "interrupted: nothing was written");
-      std::byte* const memory = memory_[window % 2].get();
-      const std::uint64_t bytes = whole.bytes(window);
-      CAIRN_RETURN_IF_ERROR(whole.Read(reading_.parts(), window, memory));
-      if (writing.valid()) CAIRN_RETURN_IF_ERROR(writing.get());
-      writing = std::async(std::launch::async, write, offset, Bytes(memory, bytes));
-      offset += bytes;
-      bar_.Update(done_ += bytes, total_);
-    }
-    return writing.valid() ? writing.get() : Status::Ok();
-  }
-
-  const Reading& reading_;
-  TensorSource& source_;
-  IoQueue& queue_;
-  const std::string folder_;
-  const std::uint64_t window_;
-  const std::uint64_t total_;
-  const std::array<std::unique_ptr<std::byte[]>, 2> memory_;
-  const std::function<bool()> interrupted_ = CatchInterruptions();
-  ProgressBar bar_{"exporting"};
-  std::uint64_t done_ = 0;
-};
+  return SyncPath(queue, path, O_RDONLY);
+}
 
 Status WriteFolder(const Reading& reading, TensorSource& source, const std::vector<WeightFile>& files,
                    const SideFiles& beside, std::uint64_t total, const std::string& target) {
@@ -264,10 +174,17 @@ Status WriteFolder(const Reading& reading, TensorSource& source, const std::vect
   const UniqueFd held(::open(draft.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Draft::Hold(held.get());
   const auto write = [&]() -> Status {
-    FolderWriter writer(reading, source, *queue, draft.path(), total);
-    for (const std::string& name : beside.names) CAIRN_RETURN_IF_ERROR(writer.Copy(beside.folder / name, name));
-    for (const WeightFile& file : files) CAIRN_RETURN_IF_ERROR(writer.WriteWeights(file));
-    if (files.size() > 1) CAIRN_RETURN_IF_ERROR(writer.WriteText(kIndex, IndexText(files)));
+    PlainFiles weights(reading, source, *queue, total);
+    const auto below = [&draft](std::string_view name) { return fmt::format("{}/{}", draft.path(), name); };
+    for (const std::string& name : beside.names) {
+      CAIRN_RETURN_IF_ERROR(Copy(*queue, beside.folder / name, below(name)));
+    }
+    for (const WeightFile& file : files) {
+      const std::string path = below(file.name);
+      CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, CreateFile(*queue, path));
+      CAIRN_RETURN_IF_ERROR(weights.Write(fd.get(), path, file.tensors, {{"format", "pt"}}));
+    }
+    if (files.size() > 1) CAIRN_RETURN_IF_ERROR(WriteText(*queue, below(kIndex), IndexText(files)));
     CAIRN_RETURN_IF_ERROR(SyncPath(*queue, draft.path(), O_RDONLY | O_DIRECTORY));
     return draft.Publish(*queue, /*replace=*/false, kWayOut);
   };
@@ -298,7 +215,7 @@ Result<int> ExportModelFolder(const ExportOptions& options) {
   for (const std::string& warning : model.warnings) PrintError("cairn: {}\n", Printable(warning));
 
   std::uint64_t total = 0;
-  for (const ModelTensor& tensor : model.tensors) total += tensor.bytes;
+  for (const FileTensor& tensor : model.tensors) total += tensor.bytes;
   const std::size_t tensors = model.tensors.size();
   const std::vector<WeightFile> files = Divide(std::move(model.tensors), most);
   CAIRN_RETURN_IF_ERROR(WriteFolder(*reading, source, files, beside, total, options.model_folder));

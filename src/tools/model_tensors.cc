@@ -13,7 +13,6 @@
 
 #include "base/json_text.h"
 #include "base/status_macros.h"
-#include "tools/export_parts.h"
 #include "tools/windows.h"
 
 namespace cairn::tools {
@@ -277,12 +276,12 @@ bool IsHead(std::string_view name) { return name == "lm_head.weight" || name.end
 
 Status LeaveOutTied(const Reading& reading, TensorSource& source, const std::map<std::string, Found>& all,
                     ModelTensors& model) {
-  std::vector<ModelTensor>& tensors = model.tensors;
-  const auto head = std::ranges::find_if(tensors, [](const ModelTensor& one) { return IsHead(one.name); });
+  std::vector<FileTensor>& tensors = model.tensors;
+  const auto head = std::ranges::find_if(tensors, [](const FileTensor& one) { return IsHead(one.name); });
   if (head == tensors.end()) return Status::Ok();
-  const ModelTensor* unlike = nullptr;
+  const FileTensor* unlike = nullptr;
   bool tied = false;
-  for (const ModelTensor& other : tensors) {
+  for (const FileTensor& other : tensors) {
     if (&other == &*head || other.whole.dtype != head->whole.dtype || other.whole.shape != head->whole.shape) continue;
     const WholeTensor& a = head->whole;
     const WholeTensor& b = other.whole;
@@ -342,7 +341,7 @@ Result<ModelTensors> FindModelTensors(const Reading& reading, TensorSource& sour
   CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, copies));
   WarnOfWrapper(named, prefix, model);
   if (config_ties) CAIRN_RETURN_IF_ERROR(LeaveOutTied(reading, source, all, model));
-  std::ranges::sort(model.tensors, [](const ModelTensor& a, const ModelTensor& b) { return a.name < b.name; });
+  std::ranges::sort(model.tensors, [](const FileTensor& a, const FileTensor& b) { return a.name < b.name; });
   return model;
 }
 

@@ -4,23 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "restore/whole_tensors.h"
 #include "tools/commands.h"
-#include "tools/reading.h"
+#include "tools/export_parts.h"
 
 namespace cairn::tools {
 
-/// A tensor of a model folder.
-struct ModelTensor {
-  /// In the folder's files.
-  std::string name;
-  WholeTensor whole;
-  std::uint64_t bytes = 0;
-};
-
 /// What a model folder takes of a checkpoint, by name.
 struct ModelTensors {
-  std::vector<ModelTensor> tensors;
+  std::vector<FileTensor> tensors;
   /// For the user.
   std::vector<std::string> warnings;
 };
