@@ -6,7 +6,6 @@
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <utility>
 
 #include "base/memory_overlap.h"
 #include "base/status_macros.h"

@@ -19,10 +19,6 @@ constexpr std::uint64_t kChunksAtOnce = 128U << 20;
 
 double SecondsOf(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
-StridedLayout LayoutOf(MutableBytes memory) {
-  return {.base = memory.data(), .row_bytes = memory.size(), .outer = {}, .bytes = memory.size()};
-}
-
 /// Touched: pinning would fault the pages in one by one.
 Result<std::unique_ptr<BufferPool>> MakePool(std::uint64_t bytes, std::uint64_t chunk_bytes) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<BufferPool> pool, BufferPool::Make(bytes, chunk_bytes, 1));
@@ -72,7 +68,7 @@ Result<LinkRate> GpuLink::Chunks(std::uint64_t chunk_bytes, std::chrono::nanosec
 Result<double> GpuLink::Staging(std::chrono::nanoseconds time) {
   constexpr std::size_t kAtOnce = 16;
   const std::uint64_t half = memory_.size() / 2;
-  const StridedLayout from = LayoutOf(memory_.first(half));
+  const StridedLayout from{.base = memory_.data(), .row_bytes = half, .outer = {}, .bytes = half};
   const auto began = Clock::now();
   std::uint64_t copied = 0;
   while (Clock::now() - began < time) {
