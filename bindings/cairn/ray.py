@@ -17,7 +17,6 @@ is durable on every worker, keeps and removes it by its CheckpointConfig, and re
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,9 +116,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._store.close(error)
 
     # Internal

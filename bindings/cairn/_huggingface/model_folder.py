@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,9 +115,7 @@ class Companions:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._worker.shutdown(wait=False)  # `finish` has waited, as long as it may.
 
     def prepare(self) -> None:

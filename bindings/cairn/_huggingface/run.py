@@ -67,8 +67,6 @@ class Run:
     def save(self, step: int, gather: Callable[[], tuple[dict[str, Any], Files]], buffers: Sequence[str]) -> None:
         """Starts the save of a tree of the form in `contents`, with the files beside it. `gather` runs within, so that
         its error reaches the ranks that would wait for this one. Of the model's `buffers` rank 0's count."""
-        if step in self.saves:
-            unless_disk_hangs(self.saves[step].wait)
         files: dict[str, bytes | PurePath] = {}
         replicas: Any = None
 
@@ -106,8 +104,6 @@ class Run:
         read_files: Callable[[], Files],
     ) -> None:
         """The same for a model that FSDP2 has sharded; without an index of the weights."""
-        if step in self.saves:
-            unless_disk_hangs(self.saves[step].wait)
         files: dict[str, bytes | PurePath] = {}
 
         def start(replace: bool, hold: float) -> Save:
@@ -127,6 +123,8 @@ class Run:
 
     def _start(self, step: int, start: Callable[[bool, float], Save], files: Files) -> None:
         """Starts a save by `start(replace, hold)`, which fills the files that rank 0 writes beside it."""
+        if step in self.saves:
+            unless_disk_hangs(self.saves[step].wait)
         leads = self.checkpointer.rank == 0
         if leads:
             self.companions.prepare()
