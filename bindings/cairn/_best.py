@@ -17,8 +17,8 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _threads, _tree
@@ -125,35 +125,26 @@ class KeepBest:
     def __init__(self, core: Checkpointer, keep: int, metric: str, mode: str) -> None:
         self._core, self._keep, self._metric, self._mode = core, keep, metric, mode
         self._known: dict[str, dict[str, float]] = {}
-        self._changing = threading.RLock()
-        self._queue: deque[tuple[Save, dict[str, float]]] = deque()  # Held saves, and the one being looked after.
-        self._served = False  # By a thread that has seen the queue, and leaves only when it is empty.
+        self._saves = _threads.InTurn("cairn-best", daemon=True)  # Held ones, and the one that is looked after.
         self._settling = threading.Lock()
         self.settle()
 
     def add(self, save: Save, metrics: dict[str, float]) -> None:
         """Takes a held save, in the order of the saves, and releases it in its turn."""
-        with self._changing:
-            self._queue.append((save, metrics))
-            try:
-                if not self._served:
-                    _threads.start_or_work(self._run, "cairn-best", daemon=True)
-            except BaseException:
-                self._queue.pop()  # The caller cancels it. The thread may have started.
-                raise
+        self._saves.add(partial(self._look_after, save, metrics))
 
     def wait(self, timeout: float) -> float:
         """Waits until all saves have ended and the best are pinned, up to `timeout`; returns what is left of it."""
         end = time.monotonic() + timeout
         # In slices: a signal may make the end earlier.
-        while self._queue and (left := min(end, self._core.waits_end()) - time.monotonic()) > 0:
+        while self._saves.busy and (left := min(end, self._core.waits_end()) - time.monotonic()) > 0:
             _threads.pause(min(left, 0.01))
         return max(0.0, end - time.monotonic())
 
     @property
     def busy(self) -> bool:
         """Whether saves are in flight, or their pins are missing."""
-        return bool(self._queue)
+        return self._saves.busy
 
     def settle(self, durable: tuple[int, dict[str, float]] | None = None) -> None:
         """Pins the best, and unpins those that were pinned here and are no longer among them. `durable` is a new
@@ -169,26 +160,11 @@ class KeepBest:
                     with contextlib.suppress(NotFound):  # Removed meanwhile.
                         self._core.pin_best(info["step"], not info["pinned"])
 
-    def _run(self) -> None:
-        with self._changing:
-            if self._served or not self._queue:
-                return
-            self._served = True
-        while True:
-            with self._changing:
-                save, metrics = self._queue[0]
-            try:
-                self._look_after(save, metrics)
-            except Exception as error:  # noqa: BLE001
-                _log.error("step %d: keep_best: %s", save.step, error)
-            with self._changing:
-                self._queue.popleft()
-                if not self._queue:
-                    self._served = False
-                    return
-
     def _look_after(self, save: Save, metrics: dict[str, float]) -> None:
-        save.release()
-        # No younger save is committed yet, so the step's checkpoint is this save's.
-        save.wait_ended(None)
-        self.settle((save.step, metrics) if save.stats()["phase"] == "durable" else None)
+        try:
+            save.release()
+            # No younger save is committed yet, so the step's checkpoint is this save's.
+            save.wait_ended(None)
+            self.settle((save.step, metrics) if save.stats()["phase"] == "durable" else None)
+        except Exception as error:  # noqa: BLE001
+            _log.error("step %d: keep_best: %s", save.step, error)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from . import _core, _threads
@@ -51,9 +50,7 @@ class Save:
 
     def __init__(self, core: _core.Save) -> None:
         self._core = core
-        self._mutex = threading.Lock()
-        self._callbacks: deque[Callable[[Save], object]] = deque()
-        self._served = False  # By a thread that has seen the callbacks, and leaves only when there is none.
+        self._callbacks = _threads.InTurn("cairn-done", daemon=False)
 
     @property
     def step(self) -> int:
@@ -99,36 +96,14 @@ class Save:
         call anything, `drain` and `close` too. An exception is logged. `drain` and `close` do not wait for callbacks;
         Python's exit does.
         """
-        with self._mutex:
-            self._callbacks.append(callback)
-            if self._served:
-                return
-        try:
-            _threads.start_or_work(self._call_back, "cairn-done", daemon=False)
-        except BaseException:
-            with self._mutex:
-                if not self._served:  # Else its thread has started all the same.
-                    self._callbacks.remove(callback)
-            raise
+        self._callbacks.add(partial(self._call_back, callback))
 
-    def _call_back(self) -> None:
-        with self._mutex:
-            if self._served or not self._callbacks:
-                return
-            self._served = True
+    def _call_back(self, callback: Callable[[Save], object]) -> None:
         self._core.wait_ended(None)
-        while True:
-            with self._mutex:
-                callback = self._callbacks[0]
-            try:
-                callback(self)
-            except BaseException:  # noqa: BLE001 (SystemExit too: later callbacks must still be called)
-                _log.exception("step %d: a done callback failed", self.step)
-            with self._mutex:
-                self._callbacks.popleft()
-                if not self._callbacks:
-                    self._served = False
-                    return
+        try:
+            callback(self)
+        except BaseException:  # noqa: BLE001 (SystemExit too: later callbacks must still be called)
+            _log.exception("step %d: a done callback failed", self.step)
 
     def _release(self) -> None:
         """Lets a held save commit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -52,6 +53,47 @@ def start_or_work(work: Callable[[], object], name: str, *, daemon: bool) -> Non
         raise
     except RuntimeError:
         work()
+
+
+class InTurn:
+    """Calls what it is given, one after the other, on a thread that lives while there is something to call. The calls
+    must not raise."""
+
+    def __init__(self, name: str, *, daemon: bool) -> None:
+        self._name, self._daemon = name, daemon
+        self._mutex = threading.RLock()
+        self._calls: deque[Callable[[], object]] = deque()  # With the one that is under way.
+        self._served = False  # By a thread that has seen the calls, and leaves only when there is none.
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, call: Callable[[], object]) -> None:
+        """If this raises, the call is not made."""
+        with self._mutex:
+            self._calls.append(call)
+            try:
+                if not self._served:
+                    start_or_work(self._serve, self._name, daemon=self._daemon)
+            except BaseException:
+                self._calls.pop()  # The thread may have started: it waits for the mutex, and finds no call.
+                raise
+
+    def _serve(self) -> None:
+        with self._mutex:
+            if self._served or not self._calls:
+                return
+            self._served = True
+        while True:
+            with self._mutex:
+                call = self._calls[0]
+            call()
+            with self._mutex:
+                self._calls.popleft()
+                if not self._calls:
+                    self._served = False
+                    return
 
 
 def pause(seconds: float) -> None:
