@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ._errors import InvalidArgument
-from ._tree.paths import is_unicode
+from ._tree.paths import is_unicode, shown
 
 _STEPS = 2**64
 _SIZES = 2**64
@@ -25,11 +24,11 @@ def whole(name: str, value: Any, below: int = _STEPS) -> int:
     """A whole number from 0 to a power of two; numpy's and torch's integers too. Else InvalidArgument."""
     try:
         number = operator.index(value)
-    except (TypeError, RuntimeError):
+    except Exception:  # noqa: BLE001 (of the value's own code)
         number = -1
     if isinstance(value, bool) or not 0 <= number < below:
         raise InvalidArgument(
-            f"{name}: expected a whole number of 0 or more, below 2**{below.bit_length() - 1}, found {reprlib.repr(value)}"
+            f"{name}: expected a whole number of 0 or more, below 2**{below.bit_length() - 1}, found {shown(value)}"
         )
     return number
 
@@ -47,10 +46,10 @@ def seconds(name: str, value: Any, what: str = "seconds, 0 or more") -> float:
     """A number of 0 or more. Else InvalidArgument."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except Exception:  # noqa: BLE001 (of the value's own code)
         number = math.nan
     if not number >= 0:
-        raise InvalidArgument(f"{name}: expected {what}, found {reprlib.repr(value)}")
+        raise InvalidArgument(f"{name}: expected {what}, found {shown(value)}")
     return number
 
 
@@ -64,21 +63,29 @@ def timeout_of(timeout: Any) -> float | None:
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         said = ", ".join(f'"{one}"' for one in allowed[:-1])
-        raise InvalidArgument(f'{name}: expected {said} or "{allowed[-1]}", found {reprlib.repr(value)}')
+        raise InvalidArgument(f'{name}: expected {said} or "{allowed[-1]}", found {shown(value)}')
     return str(value)
 
 
 def callback(name: str, call: Any) -> Any:
     if call is not None and not callable(call):
-        raise InvalidArgument(f"{name}: expected a function, found {reprlib.repr(call)}")
+        raise InvalidArgument(f"{name}: expected a function, found {shown(call)}")
     return call
 
 
 def flag(name: str, value: Any) -> bool:
     """A bool; also numpy's, and a comparison of torch's scalars. Else InvalidArgument."""
     if not isinstance(value, (bool, int)) and getattr(value, "ndim", None) != 0:
-        raise InvalidArgument(f"{name}: expected True or False, found {reprlib.repr(value)}")
+        raise InvalidArgument(f"{name}: expected True or False, found {shown(value)}")
     return bool(value)
+
+
+def stream_of(name: str, stream: Any) -> tuple[int, int]:
+    """The device and the handle of a torch.cuda.Stream. Else InvalidArgument."""
+    try:
+        return int(stream.device.index), int(stream.cuda_stream)
+    except (AttributeError, TypeError):
+        raise InvalidArgument(f"{name}: expected a torch.cuda.Stream, found {shown(stream)}") from None
 
 
 def parse_size(size: int | str) -> int:
@@ -91,10 +98,10 @@ def parse_size(size: int | str) -> int:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
         if match is None or match[2] not in _UNITS:
-            raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
+            raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {shown(size)}')
         found = float(match[1]) * _UNITS[match[2]]
     if not found < _SIZES:
-        raise InvalidArgument(f"expected a size below 2**64 bytes, found {reprlib.repr(size)}")
+        raise InvalidArgument(f"expected a size below 2**64 bytes, found {shown(size)}")
     return int(found)
 
 
@@ -114,13 +121,13 @@ def host_memory_size(name: str, value: Any) -> int:
     except InvalidArgument as error:
         raise InvalidArgument(f'{name}: "auto", or {error}') from None
     if found == 0:
-        raise InvalidArgument(f'{name}: expected "auto" or a size above 0, found {value!r}')
+        raise InvalidArgument(f'{name}: expected "auto" or a size above 0, found {shown(value)}')
     return found
 
 
 def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not is_unicode(value):
-        raise InvalidArgument(f"{name}: expected Unicode text, found {reprlib.repr(value)}")
+        raise InvalidArgument(f"{name}: expected Unicode text, found {shown(value)}")
     return value
 
 
@@ -131,11 +138,17 @@ def texts(name: str, values: Any) -> list[str]:
     return [text(name, one) for one in values]
 
 
+def several(name: str, values: Any) -> list[Any]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InvalidArgument(f"{name}: expected several, found {shown(values)}")
+    return [*values]
+
+
 def _numbers(name: str, value: Any) -> list[int]:
     try:
         return [whole(name, one, _SMALL) for one in value]
     except TypeError:
-        raise InvalidArgument(f"{name}: expected a list of numbers, found {reprlib.repr(value)}") from None
+        raise InvalidArgument(f"{name}: expected a list of numbers, found {shown(value)}") from None
 
 
 def _small(name: str, value: Any) -> int:
@@ -169,9 +182,9 @@ def steering_of(
     fit together."""
     restart_time = seconds("restart_time", restart_time, "0 to 1e9 seconds")
     if (slowdown is None) != (mtbf is None):
-        raise InvalidArgument(f"slowdown and mtbf: expected both or neither, found {slowdown} and {mtbf}")
+        raise InvalidArgument(f"slowdown and mtbf: expected both or neither, found {shown(slowdown)} and {shown(mtbf)}")
     if interval is not None and (slowdown is not None or not 0 < seconds("interval", interval) <= _LONGEST):
-        raise InvalidArgument(f"interval: expected seconds, up to 1e9, and no slowdown, found {interval}")
+        raise InvalidArgument(f"interval: expected seconds, up to 1e9, and no slowdown, found {shown(interval)}")
     if slowdown is None or mtbf is None:
         return None
     slowdown, mtbf = seconds("slowdown", slowdown, "a number of 0 or more"), seconds("mtbf", mtbf, "0 to 1e9 seconds")

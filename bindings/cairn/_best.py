@@ -22,9 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _threads, _tree
-from ._arguments import whole
+from ._arguments import one_of, text, whole
 from ._errors import Error, InvalidArgument, NotFound
-from ._tree.paths import is_unicode
+from ._tree.paths import is_unicode, shown
 from ._tree.writer import Names
 
 if TYPE_CHECKING:
@@ -37,24 +37,22 @@ KINDS = (None, "inf", "nan")  # What a checkpoint is marked with, best first.
 
 def check_best(keep: int, metric: str, mode: str) -> None:
     """InvalidArgument for options that do not say what is best."""
-    if whole("keep_best", keep) and (
-        not isinstance(metric, str) or not metric or not is_unicode(metric) or mode not in MODES
-    ):
-        raise InvalidArgument(
-            f'keep_best={keep}: expected best_metric="..." and best_mode "min" or "max", found {metric!r} and {mode!r}'
-        )
+    one_of("best_mode", mode, MODES)
+    if bool(whole("keep_best", keep)) != bool(text("best_metric", metric)):
+        raise InvalidArgument(f"keep_best and best_metric: expected both or neither, found {keep} and {metric!r}")
 
 
 def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics as floats. InvalidArgument for anything that is not a number."""
     values: dict[str, float] = {}
-    for name, value in metrics.items():
+    for name, value in _named("metrics", metrics).items():
         try:
             if not isinstance(name, str) or not is_unicode(name) or isinstance(value, (str, bytes)):
                 raise TypeError
             values[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise InvalidArgument(f"metrics: expected names with numbers, found {name!r}: {value!r}") from None
+        except Exception:  # noqa: BLE001 (of the value's own code)
+            found = f"{shown(name)}: {shown(value)}"
+            raise InvalidArgument(f"metrics: expected names with numbers, found {found}") from None
     return values
 
 
@@ -66,6 +64,12 @@ def check_metrics(metrics: Mapping[str, float], best: str) -> None:
         )
 
 
+def _named(what: str, given: Any) -> Mapping[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"{what}: expected a dict, found {shown(given)}")
+    return given
+
+
 def described(metadata: Mapping[str, Any] | None, metrics: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Both as values of a checkpoint: (name, text)."""
     texts = []
@@ -73,7 +77,7 @@ def described(metadata: Mapping[str, Any] | None, metrics: Mapping[str, Any] | N
         if not given:
             continue
         tensors = Names()
-        texts.append((name, _tree.flatten(dict(given), tensors)))
+        texts.append((name, _tree.flatten({**_named(name, given)}, tensors)))
         if tensors.tensors:
             raise InvalidArgument(f"{name}: expected plain values, found a tensor, {next(iter(tensors.tensors))}")
     return texts

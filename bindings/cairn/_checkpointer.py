@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _protect, _tree
-from ._arguments import callback, optional_step, seconds, step_number, text, timeout_of
+from ._arguments import callback, flag, one_of, optional_step, seconds, several, step_number, text, timeout_of
 from ._best import MODES, described, description, ranked
 from ._engine import Engine
-from ._errors import Error, FailedPrecondition, InvalidArgument, NotFound
+from ._errors import Error, FailedPrecondition, NotFound
 from ._paths import checkpoint_path, local_path
 from ._ranks import replicas as replication
 from ._save import Checkpoint, Save
@@ -203,17 +203,18 @@ class Checkpointer:
         raises them.
         """
         replicas = replication.NOTHING
+        after: list[Any] = []
 
         def fill(tensors: TensorCollector) -> list[tuple[str, str]]:
             nonlocal replicas
+            after.extend(several("streams", streams))
             text = _tree.flatten(tree, tensors)
-            values, replicas = self._engine.replica_arguments(step, tree, text, tensors, replicated, streams)
+            values, replicas = self._engine.replica_arguments(step, tree, text, tensors, replicated, after)
             about = described(metadata, metrics) if self._engine.ranks.rank == 0 else []
             return [("tree", text), *values, *about]
 
-        streams = [*streams]
         save = self._engine.start(
-            step, fill, lambda: replicas, streams=streams, replace=replace, pin=pin, metrics=metrics
+            step, fill, lambda: replicas, streams=after, replace=replace, pin=pin, metrics=metrics
         )
         self._engine.comparison.saved(save)
         return save
@@ -323,16 +324,12 @@ class Checkpointer:
         self._engine.log_events()
         self._engine.core.fence(-1, 0, None)  # The tensors may still be read by a save.
         self._engine.release_captured()
-        place = placement_of(map_location)
+        step, progress = optional_step(step), callback("progress", progress)
+        folder = checkpoint_path(folder, "folder") if folder else ""
+        fall_back, strict = flag("fall_back", fall_back), flag("strict", strict)
+        loss, place = allows_loss(cast), placement_of(map_location)
         return self._engine.reading.restore(
-            tree,
-            optional_step(step),
-            checkpoint_path(folder, "folder") if folder else "",
-            fall_back,
-            callback("progress", progress),
-            strict=strict,
-            cast=allows_loss(cast),
-            place=place,
+            tree, step, folder, fall_back, progress, strict=strict, cast=loss, place=place
         )
 
     def load(
@@ -377,9 +374,7 @@ class Checkpointer:
         """Step of the checkpoint with the lowest (or with "max" the highest) value of a metric; None if no checkpoint
         has it. Of equal ones the newest. Of those that have it, only the best kind counts: finite ones, if there are any;
         else those with infinities; else those with NaNs (see `nonfinite`)."""
-        if mode not in MODES:
-            raise InvalidArgument(f'mode: expected "min" or "max", found {mode!r}')
-        found = ranked(self._engine.core, text("metric", metric), mode)
+        found = ranked(self._engine.core, text("metric", metric), one_of("mode", mode, MODES))
         return int(found[0]["step"]) if found else None
 
     def _describe(self, path: str, what: str) -> dict[str, Any]:

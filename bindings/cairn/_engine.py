@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _exit, _protect
-from ._arguments import checked, flag, one_of, step_number
+from ._arguments import checked, flag, one_of, step_number, stream_of
 from ._best import KeepBest, check_best, check_metrics, metric_values
 from ._errors import DeadlineExceeded, Error, Unsupported
 from ._held import Held, log_events, release_captured
@@ -52,7 +52,7 @@ class Engine:
         read_only = given["read_only"]
         self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
         self.group_timeout = given["group_timeout"]
-        if options["exist_ok"] and not read_only:
+        if flag("exist_ok", options["exist_ok"]) and not read_only:
             close_earlier(root)
         group = options["group"]
         self.ranks = Ranks(group, root, self.group_timeout)
@@ -132,7 +132,7 @@ class Engine:
             check_metrics(measured, self._best_metric)
             tensors = tree_tensors.TensorCollector()
             values = fill(tensors)
-            given = [(stream.device.index, stream.cuda_stream) for stream in streams]
+            given = [stream_of("streams", one) for one in streams]
             cuda = tensors.core.cuda_devices
             current = tree_tensors.current_streams(cuda)
             # They may write pinned tensors.
@@ -211,7 +211,7 @@ class Engine:
         """Checkpointer.fence, outside of torch.compile. Plugs call it before they overwrite tensors."""
         self.release_captured(fencing=True)
         if stream is not None:
-            self.core.fence(stream.device.index, stream.cuda_stream, timeout)
+            self.core.fence(*stream_of("stream", stream), timeout)
         elif self.held:
             devices = {device for held in list(self.held) for device in held.cuda}
             for index, current in tree_tensors.current_streams(devices) or [(-1, 0)]:

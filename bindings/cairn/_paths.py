@@ -7,6 +7,7 @@ import re
 import sys
 
 from ._errors import InvalidArgument, Unsupported
+from ._tree.paths import shown
 
 _MANIFEST = "manifest.json"
 
@@ -17,7 +18,7 @@ def local_path(path: str | os.PathLike[str], what: str = "the path") -> str:
     try:
         text = os.fsdecode(path)
     except TypeError:
-        raise InvalidArgument(f"{what}: expected a path, found {path!r}") from None
+        raise InvalidArgument(f"{what}: expected a path, found {shown(path)}") from None
     if not text:
         raise InvalidArgument(f"{what}: expected a path, found an empty one")
     if match := re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text):

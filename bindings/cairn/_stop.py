@@ -18,8 +18,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from . import _threads
+from ._arguments import callback, seconds, several
 from ._errors import Error, FailedPrecondition, InvalidArgument
 from ._ranks.stopping import Agreement
+from ._tree.paths import shown
 
 if TYPE_CHECKING:
     from ._core import Checkpointer
@@ -44,12 +46,11 @@ class Stop:
         root: str,
         core: Checkpointer,
     ) -> None:
-        if (notice is not None and not callable(notice)) or not every > 0 or (grace is not None and not grace >= 0):
-            raise InvalidArgument(
-                "stop_on: expected a callable notice, every > 0 s and grace >= 0 s, found "
-                f"{notice!r}, {every!r} and {grace!r}"
-            )
-        numbers = [_number(one) for one in signals]
+        callback("notice", notice)
+        grace = None if grace is None else seconds("grace", grace)
+        if not (every := seconds("every", every)):
+            raise InvalidArgument("every: expected seconds above 0, found 0")
+        numbers = [_number(one) for one in several("signals", signals)]
         self.reason: str | None = None  # Set once requested() has returned True.
         self._heard: str | None = None
         self._since = 0.0
@@ -244,6 +245,6 @@ def _number(given: str | int) -> int:
         number = None
     if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
         raise InvalidArgument(
-            f'stop_on: expected signals that can be caught, such as "SIGTERM", found {given!r}'
+            f'stop_on: expected signals that can be caught, such as "SIGTERM", found {shown(given)}'
         ) from None
     return number

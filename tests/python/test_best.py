@@ -84,7 +84,9 @@ def test_it_goes_on_after_a_restart_and_with_other_options(make: Make) -> None:
 
     save_all(make(**{**BEST, "keep_best": 1}), [0.7], first=6)
     assert make().steps() == [1, 6]
-    with pytest.raises(cairn.InvalidArgument, match=r"keep_best=1: expected best_metric"):
+    with pytest.raises(
+        cairn.InvalidArgument, match=r"keep_best and best_metric: expected both or neither, found 1 and ''"
+    ):
         make(keep_best=1)
 
 

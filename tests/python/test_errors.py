@@ -55,6 +55,15 @@ def test_a_root_in_unicode_where_names_have_another_encoding_says_the_way_out(tm
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env={**env, "PYTHONUTF8": "1"})
 
 
+HUGE: Any = 10**5000  # Python shows no int of so many digits.
+
+
+class Proxy:
+    @property
+    def __class__(self) -> Any:
+        raise ReferenceError("it is gone")
+
+
 def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_path: Path) -> None:
     checkpointer = make()
     save = checkpointer.save(1, {"w": np.ones(3)})
@@ -86,8 +95,39 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         "names: expected Unicode text, found '.udce9'": lambda: checkpointer.load(names="\udce9"),
         "metric: expected Unicode text, found None": lambda: checkpointer.best(None),  # type: ignore[arg-type]
         "metrics: expected names with numbers, found '.udce9'": lambda: checkpointer.save(3, {}, metrics={"\udce9": 1}),
-        "keep_best=1: expected best_metric": lambda: cairn.Checkpointer(
-            tmp_path / "x", **small, keep_best=1, best_metric="\udce9", best_mode="min"
+        "metrics: expected names with numbers, found 'loss': 1000": lambda: checkpointer.save(
+            3, {}, metrics={"loss": 10**400}
+        ),
+        "metrics: expected names with numbers, found 'loss': a value of type int": lambda: checkpointer.save(
+            3, {}, metrics={"loss": HUGE}
+        ),
+        "metrics: expected a dict, found 3": lambda: checkpointer.save(3, {}, metrics=3),  # type: ignore[arg-type]
+        "metadata: expected a dict, found \\[1\\]": lambda: checkpointer.save(3, {}, metadata=[1]),  # type: ignore[arg-type]
+        "step: expected a whole number.*found a value of type int": lambda: checkpointer.save(HUGE, {}),
+        "x: the key a value of type int of type int cannot be kept": lambda: checkpointer.save(3, {"x": {HUGE: 1}}),
+        "x/0: .*Proxy cannot be kept: its __class__ raises ReferenceError": lambda: checkpointer.save(
+            3, {"x": [Proxy()]}
+        ),
+        'cast: expected "allow", .*found a value of type int': lambda: checkpointer.restore({}, cast=HUGE),  # type: ignore[arg-type]
+        "fall_back: expected True or False, found 'x'": lambda: checkpointer.restore({}, fall_back="x"),  # type: ignore[arg-type]
+        "streams: expected several, found 3": lambda: checkpointer.save(3, {}, streams=3),  # type: ignore[arg-type]
+        "streams: expected a torch.cuda.Stream, found 4": lambda: checkpointer.save(3, {}, streams=[4]),
+        "stream: expected a torch.cuda.Stream, found 3": lambda: checkpointer.fence(3),
+        'mode: expected "min" or "max", found \'most\'': lambda: checkpointer.best("loss", "most"),
+        "signals: expected several, found 3": lambda: checkpointer.stop_on(3),  # type: ignore[arg-type]
+        "every: expected seconds, 0 or more, found '1s'": lambda: checkpointer.stop_on(every="1s"),  # type: ignore[arg-type]
+        "best_metric: expected Unicode text, found '.udce9'": lambda: cairn.Checkpointer(
+            tmp_path / "x", **small, keep_best=1, best_metric="\udce9"
+        ),
+        'best_mode: expected "min" or "max", found 3': lambda: cairn.Checkpointer(
+            tmp_path / "x",
+            **small,
+            keep_best=1,
+            best_metric="loss",
+            best_mode=3,  # type: ignore[arg-type]
+        ),
+        "keep_best and best_metric: expected both or neither, found 0 and 'loss'": lambda: cairn.Checkpointer(
+            tmp_path / "x", **small, best_metric="loss"
         ),
         "io_queue: expected Unicode text, found '.udce9'": lambda: cairn.Checkpointer(
             tmp_path / "x", **small, io_queue="\udce9"
@@ -95,10 +135,10 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         "the path: expected a path, found an empty one": lambda: checkpointer.publish(1, ""),
     }
     for option, value in {
-        "keep_last": "3", "keep_every": -1, "max_in_flight": 1.5, "worker_threads": 2**40, "file_mode": "644", "io_queue": 3,
+        "keep_last": "3", "max_in_flight": 1.5, "worker_threads": 2**40, "file_mode": "644", "io_queue": 3,
         "when_full": None, "full_timeout": "1h", "open_timeout": None, "take_over": "no", "cuda_devices": "cuda:0",
-        "close_timeout": float("nan"), "group_timeout": -1, "keep_best": "2", "interval": "1h",
-        "replicated": None, "per_rank": 5,
+        "close_timeout": HUGE, "stall_timeout": float("nan"), "group_timeout": -1, "keep_best": "2", "interval": "1h",
+        "replicated": None, "per_rank": 5, "keep_every": HUGE, "exist_ok": "no", "group": HUGE,
     }.items():  # fmt: skip
         calls[f"{option}: expected .*"] = lambda o=option, v=value: cairn.Checkpointer(tmp_path / "x", **small | {o: v})
     for option, value, name in [

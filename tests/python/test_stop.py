@@ -173,9 +173,13 @@ def test_what_is_no_use_is_refused(make: Make) -> None:
     for wrong in ("SIGKILL", "SIGSTOP", "TERM", 0, 4711):
         with pytest.raises(cairn.InvalidArgument, match=f"expected signals that can be caught.*{wrong}"):
             checkpointer.stop_on([wrong])
-    wrongs: list[dict[str, Any]] = [{"notice": 3}, {"every": 0}, {"grace": -1}]
-    for given in wrongs:
-        with pytest.raises(cairn.InvalidArgument, match="expected a callable notice, every > 0 s and grace >= 0 s"):
+    wrongs: dict[str, dict[str, Any]] = {
+        "notice: expected a function": {"notice": 3},
+        "every: expected seconds above 0": {"every": 0},
+        "grace: expected seconds": {"grace": -1},
+    }
+    for message, given in wrongs.items():
+        with pytest.raises(cairn.InvalidArgument, match=message):
             checkpointer.stop_on(**given)
     checkpointer.stop_on()
     with pytest.raises(cairn.FailedPrecondition, match="close the Checkpointer first"):

@@ -35,7 +35,7 @@ from .._ranks.replicas import matches
 from .._tree import Stored, values
 from .._tree.packed import VERSION as PACKED
 from .._tree.packed import unpack
-from .._tree.paths import is_unicode, kind_name, listed, readable
+from .._tree.paths import is_unicode, kind_name, listed, readable, shown
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name, filled
 from .._tree.values import AS_BYTES, bytes_of_element
@@ -505,7 +505,7 @@ def parse_step(checkpoint_id: Any) -> int:
         return checkpoint_id
     if isinstance(checkpoint_id, str) and checkpoint_id.isascii() and checkpoint_id.isdigit():
         return int(checkpoint_id)
-    raise InvalidArgument(f"checkpoint_id: expected the step, a number of 0 or more, found {checkpoint_id!r}")
+    raise InvalidArgument(f"checkpoint_id: expected the step, a number of 0 or more, found {shown(checkpoint_id)}")
 
 
 def is_step(checkpoint_id: Any) -> bool:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from .._errors import InvalidArgument
+from .._tree.paths import shown
 
 LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.
 _ABSENT = b"-"  # No value is this.
@@ -24,7 +25,7 @@ def resolve(group: Any) -> tuple[Any, int, int]:
             if type(rank) is int and type(world) is int and 0 <= rank < world:
                 return store, rank, world
     raise InvalidArgument(
-        f"group: expected None, a torch.distributed ProcessGroup or a tuple (Store, rank, world), found {group!r}"
+        f"group: expected None, a torch.distributed ProcessGroup or a tuple (Store, rank, world), found {shown(group)}"
     )
 
 

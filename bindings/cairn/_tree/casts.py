@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from .._errors import InvalidArgument, counted
-from .paths import listed
+from .paths import listed, shown
 
 _log = logging.getLogger("cairn")
 _MAX_LISTED = 5  # Names in one message.
@@ -42,7 +42,9 @@ _WIDER = {
 def allows_loss(cast: Any) -> bool:
     """What the argument `cast` of a load says. InvalidArgument unless it is None or "allow"."""
     if cast not in (None, "allow"):
-        raise InvalidArgument(f'cast: expected "allow", or None to refuse casts that lose something, found {cast!r}')
+        raise InvalidArgument(
+            f'cast: expected "allow", or None to refuse casts that lose something, found {shown(cast)}'
+        )
     return cast is not None
 
 

@@ -38,7 +38,7 @@ def part_of(key: Any, name: str) -> str:
     if type(key) in (int, bool, type(None)) and (key is None or key.bit_length() <= 4096):
         return str(key)
     raise InvalidArgument(
-        f"{readable(name)}: the key {reprlib.repr(key)} of type {type_name(key)} cannot be kept; keys are str in Unicode, "
+        f"{readable(name)}: the key {shown(key)} of type {type_name(key)} cannot be kept; keys are str in Unicode, "
         "int (at most 4,096 bits), bool or None"
     )
 
@@ -61,6 +61,14 @@ def readable(name: str) -> str:
         return "the tree"
     parts = ["_metadata" if part == "~m" else part for part in name.split("/")]
     return "/".join(repr(p.removeprefix("~s").replace("~1", "/").replace("~0", "~")) if "~" in p else p for p in parts)
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in short; also one that Python cannot show, as an int of 5,000 digits."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # noqa: BLE001 (of the value's own code)
+        return kind_name(value)
 
 
 def listed(items: list[str], most: int = 20) -> str:
@@ -86,6 +94,16 @@ def is_stateful(value: Any) -> bool:
     """By its class: a dict whose items are attributes may answer to every name, or run code of its own."""
     kind = type(value)
     return kind is not type and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+
+def refuse_classless(value: Any, name: str) -> None:
+    """InvalidArgument, with the path, for what raises when it is asked for its class, as a proxy of what is gone."""
+    try:
+        value.__class__  # noqa: B018
+    except Exception as error:
+        raise InvalidArgument(
+            f"{readable(name)}: {kind_name(value)} cannot be kept: its __class__ raises {error!r}"
+        ) from error
 
 
 def class_of(value: Any) -> type:

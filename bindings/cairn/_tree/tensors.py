@@ -16,6 +16,7 @@ from .._errors import InvalidArgument, Unsupported
 from .._protect import state_without_races
 from .arrays import MORE_DTYPES, more_dtype
 from .codec import Stored
+from .paths import shown
 from .values import AS_BYTES
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ def placement_of(map_location: Any) -> Callable[[str], Any]:
     except (TypeError, RuntimeError):
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise InvalidArgument(f'map_location: expected a device such as "cpu" or "cuda:0", found {map_location!r}')
+        raise InvalidArgument(f'map_location: expected a device such as "cpu" or "cuda:0", found {shown(map_location)}')
     if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
         raise InvalidArgument(
             f"map_location: expected a device that is there, found {device}; this process sees {there} GPUs"

@@ -31,6 +31,7 @@ from .paths import (
     noted,
     part_of,
     readable,
+    refuse_classless,
 )
 from .schedulers import classes_of
 from .taken import elements_of, items_of
@@ -297,6 +298,7 @@ class Writer:
 
     def _other(self, value: Any, name: str) -> str:
         kind, numpy = type(value), sys.modules.get("numpy")
+        refuse_classless(value, name)
         if is_stateful(value):
             self._enter(value, name)
             if (optimizer := optimizer_of(value)) is not None:
