@@ -67,6 +67,8 @@ PATHS = {"w": ["w"], "x": ["x"], "c": ["c"]}
         ({"version": 2, "dtypes": {"w": []}}, "expected a dtype that is kept as bytes"),
         ({"optimizers": {"o": "AdamW"}}, "expected names of optimizers' classes, found 'AdamW'"),
         ({"optimizers": [1]}, "its DCP items"),
+        ({"metadata": {"": 3}}, "expected the _metadata of state dicts, found 3"),
+        ({"metadata": {"": {"0": []}}}, "expected the _metadata of state dicts"),
         ({"version": 3, "own": "w"}, "expected names of items that each rank has its own of, found 'w'"),
         ({"version": 3, "own": [["w"]]}, "expected names of items that each rank has its own of"),
         ({"version": 3, "own": ["z"]}, "expected names of items that each rank has its own of"),

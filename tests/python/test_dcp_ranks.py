@@ -195,6 +195,11 @@ got = load({{"a": torch.zeros(3), "d": torch.zeros(4)}}, 1)
 [*kinds, got["a"].tolist(), got["d"].tolist()]
 """)
     assert got == [["AsyncCollectiveTensor", [2.0] * 3, [0.0, 1.0, 2.0, 3.0]]] * 2
+    partial = "DTensor.from_local(torch.ones(4), mesh, [Partial()])"  # Which a collective has yet to sum up.
+    for call in (f"save({{'m': {{'d': {partial}}}}}, 2, '{how}')", f"load({{'d': {partial}}}, 1)"):
+        for answer in world.answers(call):
+            assert 'd": torch.distributed.checkpoint cannot plan' in answer["message"], answer
+            assert "redistribute it first" in answer["message"]
 
 
 def test_a_plan_that_fails_on_one_rank_is_no_checkpoint(worlds: Worlds, root: Path) -> None:

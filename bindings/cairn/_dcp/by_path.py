@@ -174,6 +174,7 @@ def load(
             Uploads.wait_before()  # Of other libraries' readers; Cairn's waits itself.
     if isinstance(storage_reader, StorageReader):
         storage_reader._optimizers = classes_in(state_dict)
+        storage_reader._given = {} if type(state_dict) is dict else state_dict
     try:
         with own_errors():
             state_dict_loader.load(
@@ -230,6 +231,7 @@ def _given(
         checkpoint_id = None
     if isinstance(storage_writer, StorageWriter):
         storage_writer._optimizers = class_names(classes_in(state))
+        storage_writer._given = {} if type(state) is dict else state
     return {
         "checkpoint_id": checkpoint_id,
         "storage_writer": storage_writer,

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -25,6 +24,7 @@ from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
 from .classes import Classes, class_names, classes_in
 from .compare import BUFFER
+from .containers import metadata_of
 from .failures import own_errors
 from .items import Items
 from .planners import LoadPlanner, SavePlanner
@@ -70,9 +70,11 @@ def start_save_of(
 
     def items() -> Items:
         state, values = gather()
-        planner = DefaultSavePlanner()
+        metadata = metadata_of(state)
+        planner = SavePlanner()
         planner.set_up_planner(copied(state), None, checkpointer.rank == 0)
-        found = _items_of_state(planner, SavePlanner())
+        found = _items_of_state(planner, planner)
+        found.metadata = metadata
         if checkpointer.rank == 0:
             for name, value in values.items():
                 found.add_value(name, value)

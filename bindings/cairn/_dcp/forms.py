@@ -54,3 +54,10 @@ def optimizers_of(classes: Any) -> dict[str, list[str]]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"expected names of optimizers' classes, found {reprlib.repr(names)}")
     return dict(classes)
+
+
+def metadata_in(places: Any) -> dict[str, dict[str, Any]]:
+    for modules in dict(places).values():
+        if not isinstance(modules, dict) or not all(isinstance(one, dict) for one in modules.values()):
+            raise ValueError(f"expected the _metadata of state dicts, found {reprlib.repr(modules)}")
+    return dict(places)

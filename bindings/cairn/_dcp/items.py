@@ -16,6 +16,7 @@ fqn, "/~v~" and the number of the rank.
   dtypes    fqn -> dtype of a tensor that is kept as bytes (see _tree/values.py): version 2
   tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; tied whole tensors are aliases
   optimizers key -> names of the classes of the optimizers at the top of the state dict, if it had these themselves
+  metadata  place of a module's state dict -> its `_metadata`, without what is {"version": 1}; see containers.py
   own       fqns that other ranks may have too, with other contents: only as many ranks can read them, each its own
 """
 
@@ -40,7 +41,8 @@ from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name, filled
 from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
-from .forms import dtypes_of, optimizers_of, own_of, path_of, tie_of, well_formed
+from .containers import ModuleMetadata
+from .forms import dtypes_of, metadata_in, optimizers_of, own_of, path_of, tie_of, well_formed
 from .plain_values import (
     BELOW,
     Checker,
@@ -96,6 +98,7 @@ class Items:
     own: frozenset[str] = frozenset()  # What each rank keeps its own of.
     rank: int = 0
     optimizers: dict[str, list[str]] = field(default_factory=dict)  # See the text.
+    metadata: ModuleMetadata = field(default_factory=dict)
     _checker: Checker = field(default_factory=Checker)
 
     def keep_own(self, patterns: tuple[str, ...], rank: int) -> None:
@@ -158,6 +161,7 @@ class Items:
             own=self.own,
             rank=self.rank,
             optimizers=self.optimizers,
+            metadata=self.metadata,
         )
 
     def add_to(self, sink: TensorCollector) -> str:
@@ -185,6 +189,8 @@ class Items:
             rest["dtypes"] = {fqn: dtype for fqn, dtype in dtypes.items() if dtype in AS_BYTES}
         if self.optimizers:
             rest["optimizers"] = self.optimizers
+        if self.metadata:
+            rest["metadata"] = self.metadata
         version = max(writer.version, 2 if "dtypes" in rest else 1, 3 if self.own else 1)
         if self.own:
             rest["own"] = sorted(self.own)
@@ -278,6 +284,7 @@ class StoredItems:
         default_factory=dict
     )  # What ranks have their own of, and why this one cannot have it.
     optimizers: dict[str, list[str]] = field(default_factory=dict)
+    metadata: ModuleMetadata = field(default_factory=dict)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of `tensors`; see Chunk.
 
     def chunks_of(self, fqn: str) -> list[Chunk]:
@@ -371,6 +378,7 @@ class _Text(NamedTuple):
     dtypes: dict[str, str]
     own: frozenset[str]
     optimizers: dict[str, list[str]]
+    metadata: ModuleMetadata
 
 
 def _text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> _Text:
@@ -399,6 +407,7 @@ def _text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> _Text:
                     dtypes_of(items.get("dtypes", {})),
                     own_of(items.get("own", []), paths),
                     optimizers_of(items.get("optimizers", {})),
+                    metadata_in(items.get("metadata", {})),
                 )
             case _:
                 raise ValueError("expected version, paths, values, pickled and tied")
@@ -420,6 +429,8 @@ def read_items(details: Mapping[str, Any], rank: int = 0, world: int = 1) -> Sto
         dtypes.update(_without(text.dtypes, hidden))
         for key, kinds in text.optimizers.items():
             stored.optimizers[key] = sorted({*stored.optimizers.get(key, ()), *kinds})
+        for place, of in text.metadata.items():
+            stored.metadata.setdefault(place, {}).update(of)
     own_names = {below(fqn, rank): fqn for fqn in own}
     for name, dtype, shape, _, file, holder, part in details["tensors"]:
         logical, size, offset = part or (None, shape, (0,) * len(shape))

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._sharded_tensor_utils import _flatten_sharded_tensors
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
     create_default_local_load_plan,
+    create_default_local_save_plan,
 )
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import _init_state_dict
+from torch.distributed.tensor import DTensor
 
-from .._errors import InvalidArgument, Unsupported
-from .._tree.paths import listed
+from .._errors import Error, InvalidArgument, Unsupported
+from .._tree.paths import kind_name, listed, type_name
+from .containers import ModuleMetadata, containers, metadata_of, refuse_fixed
 from .places import Places
-from .plain_values import Checker
+from .plain_values import Checker, check_storable
 from .shares import check_plans
 
 _log = logging.getLogger("cairn")
@@ -29,12 +39,13 @@ class SavePlanner(DefaultSavePlanner):
     written. Works only with `StorageWriter`."""
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        if self.flatten_sharded_tensors and not self.flatten_state_dict:
-            _refuse_other_keys(state_dict, "")
+        self.of_modules: ModuleMetadata = metadata_of(state_dict)
+        _set_up(self, state_dict)
+        self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> SavePlan:
-        plan = super().create_local_plan()
+        with naming(self.state_dict, lambda state: create_default_local_save_plan(state, True)):
+            plan = super().create_local_plan()
         checker = Checker()
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
@@ -57,14 +68,26 @@ class LoadPlanner(DefaultLoadPlanner):
     What the state to load into may not be (see `StorageReader`) is refused on all ranks, before any of them reads."""
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        super().set_up_planner(state_dict, metadata, is_coordinator)
-        self._places = Places(self.original_state_dict)
+        for place, held in containers(state_dict):
+            refuse_fixed(place, held)
+        _set_up(self, state_dict)
+        self.original_state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
+        self._places = Places(state_dict)
+        # DCP's, given all of the state, makes None of what it does not know, such as a deque.
+        for fqn, one in [*self.state_dict.items()]:
+            if isinstance(one, torch.Tensor) and one.is_meta:
+                with naming(made := {fqn: one}, _init_state_dict):
+                    _init_state_dict(made)
+                self.state_dict[fqn] = made[fqn]
+                self._places.put(self.mappings.get(fqn, (fqn,)), made[fqn])
 
     def create_local_plan(self) -> LoadPlan:
         # DCP's takes a checkpoint for one of torch 2.3 if this rank lacks a key: of a ShardedTensor without a part here.
         assert self.metadata is not None
         self._check_fits(self.metadata)
-        plan = create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+        plan_of = partial(create_default_local_load_plan, metadata=self.metadata, strict=not self.allow_partial_load)
+        with naming(self.state_dict, plan_of):
+            plan = plan_of(self.state_dict)
         if self.metadata.storage_data is not None:  # The StorageReader.
             self.metadata.storage_data.targets(plan, self)
         return plan
@@ -74,13 +97,16 @@ class LoadPlanner(DefaultLoadPlanner):
         own checks name one of them."""
         missing: list[str] = []
         unlike: list[str] = []
+        others: list[str] = []
         for fqn, value in self.state_dict.items():
             saved = metadata.state_dict_metadata.get(fqn)
-            found = getattr(value, "size", None)
             if saved is None:
                 missing.append(fqn)
-            elif isinstance(saved, TensorStorageMetadata) and found is not None and saved.size != found():
-                unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(found())})")
+            elif isinstance(saved, TensorStorageMetadata):
+                if not isinstance(value, torch.Tensor):
+                    others.append(f"{fqn} ({type_name(value)})")
+                elif not value.is_nested and saved.size != value.size():
+                    unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(value.size())})")
         told = []
         if missing and self.allow_partial_load and len(missing) < len(self.state_dict):
             _log.warning("kept as they are, because the checkpoint lacks them: %s", listed(missing, 5))
@@ -88,6 +114,8 @@ class LoadPlanner(DefaultLoadPlanner):
             told.append(f"Missing key in checkpoint state_dict: {listed(missing, 5)}")
         if unlike:
             told.append(f"Size mismatch: {listed(unlike, 5)}")
+        if others:
+            told.append(f"No tensor to load the checkpoint's into: {listed(others, 5)}")
         if told:
             raise InvalidArgument("; ".join(told))
 
@@ -106,12 +134,37 @@ class LoadPlanner(DefaultLoadPlanner):
         )
 
 
-def _refuse_other_keys(value: Any, path: str) -> None:
-    """InvalidArgument for a key that is no text: DCP has made it text."""
-    for key, child in value.items() if isinstance(value, Mapping) else ():
-        if not isinstance(key, str):
-            raise InvalidArgument(
-                f'"{path}": the key {key!r} would come back as text, because DCP looks for sharded tensors in a state that '
-                "it does not flatten: give the planner flatten_state_dict=True, or flatten_sharded_tensors=False"
-            )
-        _refuse_other_keys(child, f"{path}.{key}" if path else key)
+@contextlib.contextmanager
+def naming(state: dict[str, Any], plan: Callable[[dict[str, Any]], Any]) -> Iterator[None]:
+    """InvalidArgument, with the name, in place of an error of torch's, which names nothing: for the first item of the flat
+    state which `plan` fails, too."""
+    try:
+        yield
+    except Exception as failure:
+        for fqn, held in state.items() if not isinstance(failure, Error) else ():
+            try:
+                plan({fqn: held})
+            except Exception as error:  # noqa: BLE001 (of torch's own code)
+                is_partial = isinstance(held, DTensor) and any(one.is_partial() for one in held.placements)
+                if not isinstance(held, DTensor):
+                    check_storable(held, fqn)  # It knows the way out.
+                raise InvalidArgument(
+                    f'"{fqn}": torch.distributed.checkpoint cannot plan {kind_name(held)}: {error}'
+                    + "; redistribute it first, as to Replicate()" * is_partial
+                ) from failure
+        raise
+
+
+def _set_up(planner: Any, state: dict[str, Any]) -> None:
+    """Flattens a state for a planner, and only then the sharded tensors in it. For these DCP's planners make all dicts and
+    lists anew, with text for keys and without what is empty, and so find other names at a load than at the save."""
+    if planner.flatten_state_dict:
+        try:
+            state, planner.mappings = flatten_state_dict(state)
+        except Exception as error:  # Such as of two keys that are one as text.
+            raise InvalidArgument(f"torch.distributed.checkpoint cannot flatten the state: {error}") from error
+    sharded = {fqn: one for fqn, one in state.items() if isinstance(one, ShardedTensor)}
+    if planner.flatten_sharded_tensors and sharded:
+        rest = {fqn: one for fqn, one in state.items() if fqn not in sharded}
+        state = rest | _flatten_sharded_tensors(sharded)
+    planner.state_dict = state

@@ -35,6 +35,7 @@ from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .classes import Classes, unlike_classes
+from .containers import give_metadata
 from .items import StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out, tell_unlike
 from .places import Places
@@ -154,6 +155,7 @@ class StorageReader(storage.StorageReader):
         self._details: dict[str, Any] = {}
         self._stored: StoredItems | None = None
         self._optimizers: Classes = {}  # Of the state to load into, where that is known.
+        self._given: Any = {}  # That itself, likewise, if it is no plain dict.
 
     @property
     def checkpoint_id(self) -> str:
@@ -316,6 +318,7 @@ class StorageReader(storage.StorageReader):
             if temporary is not None:
                 target.copy_(temporary)
             planner.commit_tensor(item, target)
+        give_metadata(self._stored.metadata, getattr(planner, "original_state_dict", {}), self._given)
         places = _places_of(planner)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:

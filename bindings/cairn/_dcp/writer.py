@@ -7,6 +7,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,11 @@ from .._save import Save
 from .._tree.taken import copied
 from .._tree.tensors import TensorCollector
 from .compare import Layouts
+from .containers import metadata_of
 from .groups import refuse_default_group
 from .items import Items, Piece, is_step, memory_of, parse_step
 from .plain_values import Form, Held, Key, check_storable, held_values, large_arrays
-from .planners import SavePlanner
+from .planners import SavePlanner, naming
 from .shares import check_plans, described_item, key_of, size_of_item
 from .uploads import Upload, Uploads
 
@@ -63,6 +65,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._step = step if step is None else parse_step(step)
         self._replace = replace
         self._optimizers: dict[str, list[str]] = {}  # Of the state dict, where that is known. See Items.
+        self._given: Mapping[str, Any] = {}  # That itself, likewise, if it is no plain dict.
 
     def __del__(self) -> None:
         self.close()
@@ -116,11 +119,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         given: dict[str, Any] = {}
 
         def held() -> Items:
+            metadata = metadata_of(state_dict, self._given)
             given.update(copied(state_dict))
-            planner = DefaultSavePlanner()
+            planner = SavePlanner()
             planner.set_up_planner(given, None, self._checkpointer.rank == 0)
             self._staged = _items_of_state(planner, self._planner)
             self._staged.optimizers = self._optimizers
+            self._staged.metadata = metadata
             if self._checkpointer.world > 1:
                 self._staged.check_storable()
             self._staged.keep_own(self._checkpointer._engine.per_rank, self._checkpointer.rank)
@@ -260,6 +265,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         def planned() -> _Planned:
             items = _items_of_plan(self._with_own(plan, planner), planner)
             items.optimizers = self._optimizers
+            items.metadata = getattr(planner, "of_modules", {}) | metadata_of(self._given)
             items.keep_own(self._checkpointer._engine.per_rank, self._checkpointer.rank)
             return _Planned([item for item in self._held(planner) if not self._is_own(item)], planner, items)
 
@@ -352,13 +358,16 @@ def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:
     """All that a rank holds, as DCP's default planner sees it. If `strict` is a SavePlanner, nothing is pickled."""
     items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain, layouts = (torch.Tensor, torch.nn.Parameter), Layouts()
+    plan_of = partial(create_default_local_save_plan, is_coordinator=True)
     for fqn, held in planner.state_dict.items():
         if type(held) in plain:
             items.pieces.append(Piece(fqn, held))
         elif not isinstance(held, torch.Tensor):
             _add_value(items, fqn, held, strict)
         elif not isinstance(held, DTensor) or held.device_mesh.get_coordinate() is not None:
-            for item in create_default_local_save_plan({fqn: held}, True).items:
+            with naming({fqn: held}, plan_of):
+                plan = plan_of({fqn: held})
+            for item in plan.items:
                 _add_tensor(items, item, planner.lookup_object(item.index), layouts.of(held))
     return items
 

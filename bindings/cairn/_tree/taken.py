@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _core
 from .._errors import InvalidArgument
-from .paths import join, kind_name, readable
+from .paths import join, kind_name, readable, shown
 
 
 def items_of(value: Mapping[Any, Any], name: str) -> tuple[list[Any], list[Any]]:
@@ -35,7 +35,10 @@ def copied(value: Any, name: str = "") -> Any:
     """New dicts and lists with the same contents, all the way down."""
     if isinstance(value, Mapping):
         keys, children = items_of(value, name)
-        return {key: copied(child, join(name, str(key))) for key, child in zip(keys, children, strict=True)}
+        return {
+            key: copied(child, join(name, key if type(key) is str else shown(key)))
+            for key, child in zip(keys, children, strict=True)
+        }
     if isinstance(value, list):
         return [copied(child, join(name, str(i))) for i, child in enumerate(elements_of(value, name))]
     return value

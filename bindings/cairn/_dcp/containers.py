@@ -1,0 +1,87 @@
+"""The dicts and lists of a state dict, which DCP takes apart: what they have beside their items, and what cannot be loaded.
+
+A module's state dict has `_metadata`: the version of each of its modules' state, by which load_state_dict migrates older
+ones. DCP drops it, so it is kept beside the items (see Items) and given to the dict in the same place at the load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .._errors import InvalidArgument
+from .._tree.paths import MAX_DEPTH, kind_name, refuse_classless, shown
+from .._tree.taken import elements_of, items_of
+
+# By the place of the dict: what modules have other than USUAL, by name.
+ModuleMetadata: TypeAlias = dict[str, dict[str, Any]]
+_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, DTensor, int, float, bool, str, bytes, type(None)})
+USUAL = {"version": 1}  # What nearly all modules have.
+
+
+def containers(value: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Each dict and list, with its place as DCP names it."""
+    if depth > MAX_DEPTH:
+        raise InvalidArgument(f"{place}: {kind_name(value)} that holds itself, or is deeper than {MAX_DEPTH} levels")
+    yield place, value
+    keys, children = items_of(value, place) if isinstance(value, Mapping) else (None, elements_of(value, place))
+    if _LEAVES.issuperset(map(type, children)):  # There may be millions of them.
+        return
+    for key, child in zip(range(len(children)) if keys is None else keys, children, strict=True):
+        if type(child) not in _LEAVES:
+            text = key if type(key) is str else shown(key)
+            at = f"{place}.{text}" if place else text
+            refuse_classless(child, at)
+            if isinstance(child, (Mapping, list)):
+                yield from containers(child, at, depth + 1)
+
+
+def metadata_of(*states: Any) -> ModuleMetadata:
+    """What is kept of `_metadata`. InvalidArgument, with the place, for what would not come back."""
+    found: ModuleMetadata = {}
+    for place, held in chain(*map(containers, states)):
+        refuse_fixed(place, held)
+        if isinstance(held, list) and type(held) is not list:
+            raise InvalidArgument(f"{_named(place, held)} would come back as another type: convert it with list(...)")
+        attributes = {**getattr(held, "__dict__", {})} if isinstance(held, dict) else {}
+        metadata = attributes.pop("_metadata", None)
+        # Some dicts have their items as attributes, too.
+        if lost := [key for key, one in attributes.items() if dict.get(held, key, found) is not one]:
+            raise InvalidArgument(
+                f"{_named(place, held)} has attributes that would be lost: {', '.join(lost)}; keep them beside it"
+            )
+        if metadata is not None:
+            found[place] = {name: of for name, of in metadata.items() if of != USUAL}
+            if not _is_json(found[place]):
+                raise InvalidArgument(f"{_named(place, held)} has a _metadata that JSON cannot keep: {metadata!r:.200}")
+    return found
+
+
+def refuse_fixed(place: str, held: Any) -> None:
+    """InvalidArgument for what a load cannot put values into."""
+    if not hasattr(type(held), "__setitem__"):
+        raise InvalidArgument(f"{_named(place, held)} cannot be loaded into: convert it with dict(...)")
+
+
+def give_metadata(saved: ModuleMetadata, *states: Any) -> None:
+    """To the dicts of a state that have `_metadata`, where the checkpoint's had it: what it says of the same modules."""
+    for place, held in chain(*map(containers, states)) if saved else ():
+        own = getattr(held, "__dict__", {}).get("_metadata")
+        if place in saved and isinstance(own, dict):
+            own.update({name: {**saved[place].get(name, USUAL)} for name in own})
+
+
+def _named(place: str, held: Any) -> str:
+    return f"{repr(place) if place else 'the state dict'}: {kind_name(held)}"
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False

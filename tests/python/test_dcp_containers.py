@@ -1,0 +1,202 @@
+"""cairn.dcp: the dicts and lists of a state dict come back as they were, with a module's versions, or the save refuses them."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import cairn
+import pytest
+import torch
+
+pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+Make = Callable[..., cairn.Checkpointer]
+ONE = torch.ones(1)
+
+
+class OwnDict(dict[Any, Any]):
+    pass
+
+
+class OwnList(list[Any]):
+    pass
+
+
+class Attributes(dict[Any, Any]):
+    """A dict that has its items as attributes."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.__dict__ = self
+
+
+MAPPINGS: list[Any] = [
+    dict, UserDict, ChainMap, OrderedDict, types.MappingProxyType, OwnDict, Attributes, lambda of: defaultdict(int, of),
+]  # fmt: skip
+SEQUENCES: list[Any] = [list, tuple, deque, OwnList, UserList]
+LEAVES: list[Any] = [lambda: 1, lambda: None, lambda: "s", lambda: torch.ones(2), Counter, set]
+
+
+def save(checkpointer: cairn.Checkpointer, step: int, state: Any, how: str = "save", **more: Any) -> None:
+    writer = cairn.dcp.StorageWriter(checkpointer, step)
+    response = getattr(cairn.dcp, how)(state, storage_writer=writer, **more)
+    if how == "async_save":
+        getattr(response, "upload_completion", response).result(60)
+
+
+def load(checkpointer: cairn.Checkpointer, step: int, state: Any, **more: Any) -> Any:
+    cairn.dcp.load(state, storage_reader=cairn.dcp.StorageReader(checkpointer, step), **more)
+    return state
+
+
+def some_tree(chance: random.Random, depth: int = 3) -> Any:
+    if not depth or chance.random() < 0.3:
+        return chance.choice(LEAVES + MAPPINGS[:4] + SEQUENCES[:3])()
+    children = [some_tree(chance, depth - 1) for _ in range(chance.randint(0, 3))]
+    if chance.random() < 0.5:
+        return chance.choice(SEQUENCES)(children)
+    keys = chance.sample(["a", "b", 0, True, None, "0", "a.b"], len(children))
+    return chance.choice(MAPPINGS)(dict(zip(keys, children, strict=True)))
+
+
+def other(tree: Any) -> Any:
+    """The same tree with other contents."""
+    if isinstance(tree, torch.Tensor):
+        return torch.zeros_like(tree)
+    if isinstance(tree, (dict, UserDict, ChainMap)):
+        made = {key: other(child) for key, child in tree.items()}
+        return defaultdict(int, made) if isinstance(tree, defaultdict) else type(tree)(made)  # type: ignore[call-overload]
+    if isinstance(tree, (list, tuple, deque)):
+        return type(tree)(map(other, tree))
+    return {int: 0, str: ""}.get(type(tree), tree)
+
+
+def equal(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, (dict, UserDict, ChainMap)):
+        return [*map(repr, a)] == [*map(repr, b)] and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple, deque)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+def test_what_the_planner_accepts_comes_back_exactly(make: Make) -> None:
+    chance, state = random.Random(44), {}
+    for number in range(400):
+        tree, planner = some_tree(chance), cairn.dcp.SavePlanner()
+        try:
+            planner.set_up_planner({"x": tree})
+            planner.create_local_plan()
+        except cairn.InvalidArgument:
+            continue
+        state[str(number)] = tree
+    checkpointer = make()
+    save(checkpointer, 1, state)
+
+    got = load(checkpointer, 1, other(state))
+
+    assert len(state) > 100
+    assert [key for key in state if not equal(got[key], state[key])] == []
+
+
+class Proxy:
+    @property
+    def __class__(self) -> Any:
+        raise ReferenceError("it is gone")
+
+
+def with_attribute() -> OwnDict:
+    held = OwnDict(a=1)
+    held.lr = 3  # type: ignore[attr-defined]
+    return held
+
+
+def with_metadata(version: Any) -> Any:
+    held = OrderedDict(a=1)
+    held._metadata = {"": {"version": version}}  # type: ignore[attr-defined]
+    return held
+
+
+ITSELF: dict[str, Any] = {}
+ITSELF["me"] = ITSELF
+REFUSED: dict[str, tuple[Any, str]] = {
+    "fixed": (types.MappingProxyType({"a": 1}), "'x': a value of type mappingproxy cannot be loaded into"),
+    "a list of a class": ([OwnList([ONE])], r"'x\.0': .*OwnList would come back as another type"),
+    "attributes": ([{"y": with_attribute()}], r"'x\.0\.y': .*OwnDict has attributes that would be lost: lr"),
+    "odd versions": (with_metadata({1}), "'x': .*OrderedDict has a _metadata that JSON cannot keep"),
+    "one key as text": ({1: 1, "1": 2}, r"duplicated flatten key x\.1"),
+    "a key that is no text": ({10**5000: 1}, "cannot flatten the state: Exceeds the limit"),
+    "without a class": ([Proxy()], r"x\.0: .*Proxy cannot be kept: its __class__ raises ReferenceError"),
+    "itself": (ITSELF, r"x\.me\.me\.me.* that holds itself"),
+    "sparse": (torch.eye(2).to_sparse(), "x: a torch.sparse_coo tensor cannot be kept"),
+    "nested": ([torch.nested.nested_tensor([ONE])], r"x\.0: a nested tensor cannot be kept"),
+    "meta": (torch.empty(1, device="meta"), "x: a meta tensor cannot be kept.*to_empty"),
+}
+
+
+def test_what_would_not_come_back_is_refused_by_name(make: Make) -> None:
+    checkpointer = make()
+    for how in ("save", "async_save"):
+        for value, message in REFUSED.values():
+            with pytest.raises(cairn.InvalidArgument, match=message):
+                save(checkpointer, 1, {"w": ONE, "x": value}, how)
+    assert checkpointer.steps() == []
+
+
+def test_what_cannot_be_loaded_into_is_refused_by_name_and_nothing_changes(make: Make) -> None:
+    checkpointer = make()
+    save(checkpointer, 1, {"m": {"a": 1, "w": ONE, "d": deque([1])}})
+    for key, value, message in (
+        ("m", types.MappingProxyType({"a": 0}), "'m': a value of type mappingproxy cannot be loaded into"),
+        ("w", torch.nested.nested_tensor([ONE]), r"m\.w: a nested tensor cannot be kept"),
+        ("w", torch.empty(1, device="meta"), r"m\.w: a meta tensor cannot be kept.*to_empty"),
+        ("w", 3, r"No tensor to load the checkpoint's into: m\.w \(int\)"),
+        ("more", 3, r"Missing key in checkpoint state_dict: m\.more"),
+    ):
+        inner = {"a": 0, "w": torch.zeros(1), "d": deque([0])}
+        state: dict[str, Any] = {"m": value} if key == "m" else {"m": {**inner, key: value}}
+        with pytest.raises(cairn.InvalidArgument, match=message):
+            load(checkpointer, 1, state)
+        if key != "m":
+            assert state["m"] == {**inner, key: state["m"][key]} and not inner["w"].any()  # type: ignore[attr-defined]
+
+
+class Scaled(torch.nn.Linear):
+    """Its weight was a tenth of what it is, until version 2."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, local_metadata: Any, *more: Any) -> None:
+        if local_metadata.get("version", 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 10
+        super()._load_from_state_dict(state, prefix, local_metadata, *more)
+
+
+@pytest.mark.parametrize("how", ["save", "async_save"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_module_hears_of_which_version_its_state_is(make: Make, monkeypatch: Any, how: str, version: int) -> None:
+    model = torch.nn.Sequential(Scaled(1, 1, bias=False), torch.nn.BatchNorm1d(1))
+    torch.nn.init.ones_(model[0].weight)
+    checkpointer = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(Scaled, "_version", version)
+        save(checkpointer, 1, {"model": model, "by": [{"dict": model.state_dict()}]}, how)
+        save(checkpointer, 2, model.state_dict(), how)
+    new = torch.nn.Sequential(Scaled(1, 1, bias=False), torch.nn.BatchNorm1d(1))
+
+    weights = []
+    load(checkpointer, 1, {"model": new})
+    weights.append(new[0].weight.item())
+    new.load_state_dict(load(checkpointer, 1, {"by": [{"dict": new.state_dict()}]})["by"][0]["dict"])
+    weights.append(new[0].weight.item())
+    new.load_state_dict(load(checkpointer, 2, new.state_dict()))
+    weights.append(new[0].weight.item())
+
+    assert weights == [10 if version == 1 else 1] * 3
