@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cairn
+import numpy
 import pytest
 import torch
 
@@ -200,3 +201,21 @@ def test_a_module_hears_of_which_version_its_state_is(make: Make, monkeypatch: A
     weights.append(new[0].weight.item())
 
     assert weights == [10 if version == 1 else 1] * 3
+
+
+def test_an_optimizers_state_that_is_no_tensor_comes_back(make: Make) -> None:
+    """Of text torch makes a generator's name, of an array a TypeError; moments it casts to the parameter's dtype."""
+    optimizers = []
+    for text in ("cosine", "linear"):
+        weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+        optimizers.append(torch.optim.SGD([weight], momentum=0.9))
+        momentum = torch.full((2,), 0.1 if text == "cosine" else 0.0)
+        optimizers[-1].state[weight].update(momentum_buffer=momentum, text=text, array=numpy.array([len(text)]))
+    checkpointer = make()
+    save(checkpointer, 1, {"o": optimizers[0]})
+
+    load(checkpointer, 1, {"o": optimizers[1]})
+
+    saved, got = (next(iter(one.state.values())) for one in optimizers)
+    assert torch.equal(got["momentum_buffer"], saved["momentum_buffer"])
+    assert (got["text"], got["array"].tolist()) == ("cosine", [6])

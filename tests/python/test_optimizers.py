@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cairn
+import numpy
 import pytest
 import torch
 from cairn._tree import plan_restore
@@ -105,6 +107,33 @@ def test_what_a_hook_changes_is_what_is_loaded() -> None:
     target.register_load_state_dict_pre_hook(lambda _, state: {**state, "state": {}})
     restore(save(optimizer), target)
     assert target.state_dict()["state"] == {}
+
+
+class Mode(NamedTuple):
+    name: str
+    of: Any
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_state_that_is_no_tensor_comes_back_as_it_was(make: Make, stepped: bool) -> None:
+    """torch takes all it can iterate over for a list: of text it makes a generator's name, of an array a TypeError."""
+    kept = {
+        "text": "cosine", "bytes": b"x", "array": numpy.arange(3.0), "range": range(3), "set": {"a", 1},
+        "deque": collections.deque([1, "b"], maxlen=3), "ordered": collections.OrderedDict(a="c"),
+        "within": [{"d": ("e", 1)}], "size": torch.Size([2]),
+    }  # fmt: skip
+    model, optimizer = trained(optim.AdamW)
+    optimizer.state[model["a"].weight].update(kept, mode=Mode("f", torch.ones(3, 3)))
+    target = optim.AdamW((other := network()).parameters())
+    step(other, target, stepped)
+    checkpointer = make()
+
+    checkpointer.save(1, {"o": optimizer}).wait()
+    checkpointer.restore({"o": target})
+
+    got = target.state[other["a"].weight]
+    assert [key for key, value in kept.items() if not same(got[key], value)] == []
+    assert got["mode"][0] == "f" and torch.equal(got["mode"][1], torch.ones(3, 3))
 
 
 # What is refused

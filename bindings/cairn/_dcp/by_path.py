@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument, NotFound
 from .._paths import local_path
-from .classes import class_names, classes_in
+from .classes import class_names, classes_in, state_kept
 from .failures import own_errors
 from .groups import own_group
 from .planners import LoadPlanner, SavePlanner
@@ -176,7 +176,7 @@ def load(
         storage_reader._optimizers = classes_in(state_dict)
         storage_reader._given = {} if type(state_dict) is dict else state_dict
     try:
-        with own_errors():
+        with own_errors(), state_kept(state_dict, cast == "allow"):
             state_dict_loader.load(
                 state_dict,
                 checkpoint_id=checkpoint_id,

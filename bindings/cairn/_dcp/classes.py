@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 
 from .._protect import inner_optimizer
-from .._tree.optimizer_states import names_of
+from .._tree.optimizer_states import dtypes_kept, has_torchs_load, names_of
 
 Classes = dict[str, list[type]]  # By key of the state dict.
 
 
 def classes_in(state: Mapping[str, Any]) -> Classes:
     """Of each optimizer, or what holds several, as torchtitan's does."""
-    kind = torch.optim.Optimizer
-    found: Classes = {}
-    for key, value in state.items():
-        held = getattr(value, "__dict__", {}).get("optimizers")  # A property would run code.
-        each = held if isinstance(held, (list, tuple)) else [value]
-        classes = {type(inner_optimizer(one)): None for one in each if isinstance(one, kind)}
-        if classes:
-            found[str(key)] = [*classes]
-    return found
+    found = {str(key): [*dict.fromkeys(map(type, _optimizers_in(value)))] for key, value in state.items()}
+    return {key: kinds for key, kinds in found.items() if kinds}
+
+
+def _optimizers_in(value: Any) -> list[Any]:
+    held = getattr(value, "__dict__", {}).get("optimizers")  # A property would run code.
+    each = held if isinstance(held, (list, tuple)) else [value]
+    return [inner_optimizer(one) for one in each if isinstance(one, torch.optim.Optimizer)]
+
+
+@contextlib.contextmanager
+def state_kept(state: Mapping[str, Any], allow_loss: bool) -> Iterator[None]:
+    """Keeps torch's load_state_dict of the optimizers in a state dict from changing what they are given."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in chain(*map(_optimizers_in, state.values())):
+            if has_torchs_load(optimizer):
+                stack.enter_context(dtypes_kept(optimizer, allow_loss))
+        yield
 
 
 def class_names(classes: Classes) -> dict[str, list[str]]:

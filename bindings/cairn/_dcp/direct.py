@@ -22,7 +22,7 @@ from .._errors import Corrupt
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
-from .classes import Classes, class_names, classes_in
+from .classes import Classes, class_names, classes_in, state_kept
 from .compare import BUFFER
 from .containers import metadata_of
 from .failures import own_errors
@@ -109,7 +109,7 @@ def load_into(
     reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
     reader._optimizers = classes_in(state)
     try:
-        with own_errors():
+        with own_errors(), state_kept(state, cast == "allow"):
             load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))
     finally:
         reader.reset()  # Releases the checkpoint, also if the load was refused before it read.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from .._tree.optimizer_states import DECIDING, Regrouped
 from .._tree.paths import listed, uncompiled
 from .._tree.schedulers import refuse_order
 from .._tree.tensors import dtype_name, memory_view
-from .._tree.values import dataclass_fields, is_plain
+from .._tree.values import holds_tensor, is_plain
 from .items import Chunk, Inner, StoredItems
 from .left_out import OTHER_CLASS
 
@@ -110,7 +109,7 @@ def inner_targets(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, A
     found: list[Inner] = []
     unlike: list[str] = []
     for fqn in fqns:
-        if fqn in stored.values and fqn in flat and _holds_tensor(flat[fqn]):
+        if fqn in stored.values and fqn in flat and holds_tensor(flat[fqn]):
             targets, differ = stored.inner(fqn, flat[fqn])
             found += targets
             unlike += differ
@@ -120,16 +119,6 @@ def inner_targets(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, A
             "they were at the save, or put None in the value's place to get it as it was"
         )
     return found
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    fields = dataclass_fields(value)
-    if fields is None and not isinstance(value, (dict, list, tuple, deque)):
-        return False
-    children = fields.values() if fields is not None else value.values() if isinstance(value, dict) else value
-    return any(map(_holds_tensor, children))
 
 
 def unlike_optimizers(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
 from .._errors import counted
-from .paths import uncompiled
+from .paths import fields_of, uncompiled
+from .values import holds_tensor
 
 _log = logging.getLogger("cairn")
 _ADAM = {"step": None, "exp_avg": None, "exp_avg_sq": None}
@@ -160,10 +161,28 @@ def of_text(node: Any) -> State | None:
     return State.of(node, mapping, sequence)
 
 
+class _Whole:
+    """Hides a value from torch's load_state_dict, which takes all it can iterate over for a list of its class: text becomes
+    a generator's name, and an array or a namedtuple raises TypeError."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _hidden(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _hidden(child) for key, child in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_hidden, value))
+    is_torchs = not isinstance(value, Iterable) or (holds_tensor(value) and not fields_of(type(value)))
+    return value if is_torchs else _Whole(value)
+
+
 @contextlib.contextmanager
 def dtypes_kept(optimizer: Any, allow_loss: bool) -> Iterator[None]:
-    """Puts back the saved dtypes of state that torch's load_state_dict has cast to its parameter's dtype: in hooks between
-    the optimizer's own, of which those before may change the state, those after expect it loaded.
+    """Puts back the saved dtypes of state that torch's load_state_dict has cast to its parameter's dtype, and what is no
+    tensor as it was: in hooks between the optimizer's own, of which those before may change the state, those after expect
+    it loaded.
 
     Most of torch's classes cannot step with state of another dtype. So with these a cast stays if it keeps every value, or
     if the caller allows a loss.
@@ -180,6 +199,8 @@ def dtypes_kept(optimizer: Any, allow_loss: bool) -> Iterator[None]:
                 state[key] = as_saved(now, value)
 
     def as_saved(now: Any, saved: Any) -> Any:
+        if isinstance(now, _Whole):
+            return now.value
         if type(now) is dict and isinstance(saved, dict):
             put_back(now, saved)
         elif type(now) is type(saved) and isinstance(now, (list, tuple)) and len(now) == len(saved):
@@ -193,9 +214,12 @@ def dtypes_kept(optimizer: Any, allow_loss: bool) -> Iterator[None]:
             cast.append(wider)
         return now
 
-    def before(_optimizer: Any, given: Any) -> None:
+    def before(_optimizer: Any, given: Any) -> Any:
         nonlocal last
         last = given
+        known = {*chain(*(group["params"] for group in given["param_groups"]))}
+        states = {number: _hidden(of) if number in known else of for number, of in given["state"].items()}
+        return {**given, "state": states}
 
     def after(_optimizer: Any) -> None:
         nonlocal last
