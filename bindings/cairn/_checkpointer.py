@@ -324,10 +324,14 @@ class Checkpointer:
         self._engine.log_events()
         self._engine.core.fence(-1, 0, None)  # The tensors may still be read by a save.
         self._engine.release_captured()
-        step, progress = optional_step(step), callback("progress", progress)
-        folder = checkpoint_path(folder, "folder") if folder else ""
-        fall_back, strict = flag("fall_back", fall_back), flag("strict", strict)
-        loss, place = allows_loss(cast), placement_of(map_location)
+        try:
+            step, progress = optional_step(step), callback("progress", progress)
+            folder = checkpoint_path(folder, "folder") if folder else ""
+            fall_back, strict = flag("fall_back", fall_back), flag("strict", strict)
+            loss, place = allows_loss(cast), placement_of(map_location)
+        except Error as error:
+            self._engine.reading.refuse(error)
+            raise
         return self._engine.reading.restore(
             tree, step, folder, fall_back, progress, strict=strict, cast=loss, place=place
         )

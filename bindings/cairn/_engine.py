@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _exit, _protect
-from ._arguments import checked, flag, one_of, step_number, stream_of
+from ._arguments import checked, flag, one_of, seconds, step_number, stream_of
 from ._best import KeepBest, check_best, check_metrics, metric_values
-from ._errors import DeadlineExceeded, Error, Unsupported
+from ._errors import DeadlineExceeded, Error, InvalidArgument, Unsupported, text_of
 from ._held import Held, log_events, release_captured
 from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hints
 from ._ranks import replicas as replication
@@ -36,6 +36,7 @@ _log = logging.getLogger("cairn")
 
 _GIVING_BACK = 5.0  # Seconds for what goes on at an opening that fails.
 _ENDING = 2.0  # Seconds that a handler of the program may hold the thread that logs, at the end.
+_UNKNOWN_TIMEOUT = 60.0  # Seconds that the others are waited for to hear that group_timeout is wrong.
 _UNTIL_BEST = 1e9  # Seconds: KeepBest releases every save.
 
 
@@ -44,22 +45,19 @@ class Engine:
 
     def __init__(self, root: str, options: Mapping[str, Any]) -> None:
         self.root = root
-        self.replicated = replication.Rules.of(options["replicated"], options["per_rank"])
-        self.per_rank = self.replicated.per_rank
-        self.compare_replicas = one_of("compare_replicas", options["compare_replicas"], ("first", "always", "never"))
-        check_best(options["keep_best"], options["best_metric"], options["best_mode"])
-        given = checked(options)
-        read_only = given["read_only"]
-        self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
-        self.group_timeout = given["group_timeout"]
-        if flag("exist_ok", options["exist_ok"]) and not read_only:
-            close_earlier(root)
-        group = options["group"]
-        self.ranks = Ranks(group, root, self.group_timeout)
+        with contextlib.suppress(InvalidArgument):  # Which _check raises.
+            if flag("exist_ok", options["exist_ok"]) and not flag("read_only", options["read_only"]):
+                close_earlier(root)
+        group, timeout = options["group"], _UNKNOWN_TIMEOUT
+        with contextlib.suppress(InvalidArgument):
+            timeout = seconds("group_timeout", options["group_timeout"])
+        self.ranks = Ranks(group, root, timeout)
         opened: list[CoreCheckpointer] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.ranks.close)
             undo.callback(_give_back, opened)
+            given = self.ranks.together("open", partial(self._check, options))
+            read_only = given["read_only"]
             if not read_only and self.ranks.rank == 0:
                 log_waiting(root, given["open_timeout"])
             open_core = partial(open_with_current_gpu, opened, root, given, self.ranks.core)
@@ -67,6 +65,18 @@ class Engine:
             self._prepare(options, given)
             _exit.opened(self)
             undo.pop_all()
+
+    def _check(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """InvalidArgument before anything is opened."""
+        self.replicated = replication.Rules.of(options["replicated"], options["per_rank"])
+        self.per_rank = self.replicated.per_rank
+        self.compare_replicas = one_of("compare_replicas", options["compare_replicas"], ("first", "always", "never"))
+        check_best(options["keep_best"], options["best_metric"], options["best_mode"])
+        flag("exist_ok", options["exist_ok"])
+        given = checked(options)
+        self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
+        self.group_timeout = given["group_timeout"]
+        return given
 
     def _prepare(self, options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         self.comparison = Comparison(self.compare_replicas if self.ranks.world > 1 else "never")
@@ -143,7 +153,7 @@ class Engine:
         except BaseException as error:
             # The other ranks wait for this save.
             with contextlib.suppress(Exception):
-                self.core.give_up(step, f"{type(error).__name__}: {error}")
+                self.core.give_up(step, f"{type(error).__name__}: {text_of(error)}")
             raise
         held_for = _UNTIL_BEST if self._best is not None else hold
         entry = Held(tensors.kept, cuda)

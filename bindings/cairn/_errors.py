@@ -107,9 +107,17 @@ def error_named(name: str, text: str, detail: int = 0) -> Error:
     return error
 
 
+def text_of(error: BaseException) -> str:
+    """What it says; its class's name if it says nothing, or its own code fails."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001
+        return type(error).__name__
+
+
 def status_of(error: BaseException) -> tuple[int, str, int]:
     """What other ranks hear of it: the number of a StatusCode, the text, and `detail`."""
     if isinstance(error, Error) and type(error).__name__ in CODES:
         return CODES[type(error).__name__], str(error), error.detail
     kind = FailedPrecondition if isinstance(error, Exception) else Cancelled
-    return CODES[kind.__name__], f"{type(error).__name__}: {error}", 0
+    return CODES[kind.__name__], f"{type(error).__name__}: {text_of(error)}", 0

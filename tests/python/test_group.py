@@ -227,6 +227,27 @@ def test_a_rank_that_cannot_save_or_restore_tells_the_others(worlds: Worlds, roo
     assert world.all("c.save(2, tree(2, rank)).result()") == [2, 2]
     expect_whole(root, 2)
 
+    world.all(
+        """
+class Silent(Exception):
+    def __str__(self): raise RuntimeError
+class Bad:
+    def state_dict(self): raise Silent
+    def load_state_dict(self, state): pass
+def save_bad():
+    try:
+        c.save(3, {"b": Bad() if rank == 1 else 1}).wait()
+    except Silent:
+        return "silent"
+"""
+    )
+    mine, theirs = world.answers("save_bad()")
+    assert "rank 1: Silent: Silent" in mine["message"] and theirs["value"] == "silent"
+    for wrong in (0, 1):
+        answers = world.answers(f"c.restore(blank(rank), cast='x' if rank == {wrong} else None)")
+        assert all('cast: expected "allow"' in answer["message"] for answer in answers)
+        assert answers[1 - wrong]["message"].startswith(f"rank {wrong}: ")
+
     world.all("o = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])")
     assert world.all("c.save(3, tree(3, rank) | {'o': o}).result()") == [3, 3]
     world.all(
@@ -314,6 +335,12 @@ def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:
             answers = world.answers(f"open({str(root)!r}, group_timeout=20)")
         assert [answer["error"] for answer in answers] == ["FailedPrecondition"] * 2
         assert answers[1]["message"] == f"rank 0: {answers[0]['message']}"
+        for wrong in (0, 1):
+            for option in ("keep_last='x' if rank == {} else 3", "group_timeout='x' if rank == {} else 600"):
+                answers = world.answers(f"open({str(root)!r}, {option.format(wrong)})")
+                said = answers[wrong]["message"]
+                assert said == f"{option.partition('=')[0]}: expected {said.partition(': expected ')[2]}"
+                assert answers[1 - wrong]["message"] == f"rank {wrong}: {said}"
         world.open()
     finally:
         world.end()

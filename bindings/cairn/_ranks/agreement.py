@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from .. import _core
-from .._errors import DeadlineExceeded, Error, error_named
+from .._errors import DeadlineExceeded, Error, error_named, text_of
 from .stopping import Agreement
 from .store_link import StoreLink
 from .stores import resolve
@@ -120,7 +120,7 @@ class Ranks:
 
 def _encode_error(error: BaseException) -> bytes:
     detail = getattr(error, "detail", 0)
-    return json.dumps({"error": type(error).__name__, "message": str(error), "detail": detail}).encode()
+    return json.dumps({"error": type(error).__name__, "message": text_of(error), "detail": detail}).encode()
 
 
 def _raise_if_error(who: str, message: bytes) -> None:

@@ -7,6 +7,7 @@ replicated. No tensor is written before every rank has planned its tree.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 
 from .. import _core, _in_flight, _tree
 from .._arguments import texts
-from .._errors import FailedPrecondition, InvalidArgument, NotFound
+from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from .._tree import tensors as tree_tensors
 from .._tree.paths import listed, readable
 from .._tree.tensors import LazyTensor
@@ -38,6 +39,16 @@ class Reading:
     def wait_for_saves(self, step: int | None, folder: str = "") -> None:
         """Waits for the saves of this process that a reader would read. Raises DeadlineExceeded."""
         _in_flight.wait_for(self._root, step, folder, self._timeout)
+
+    def refuse(self, why: Error) -> None:
+        """In place of `restore`, where this rank's arguments are wrong: the other ranks wait for it."""
+
+        def plan(_: dict[str, Any]) -> _core.ReadPlan:
+            raise why
+
+        if self._ranks.world > 1:
+            with contextlib.suppress(Error):
+                self._core.restore(None, "", False, lambda: None, plan, None)
 
     def restore(
         self,

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from .. import _core, _threads
-from .._errors import DeadlineExceeded, Error, error_named
+from .._errors import DeadlineExceeded, Error, error_named, text_of
 from .stores import Connection
 
 _OPENING = 1.0  # Seconds that a call waits longer while ranks open the root: those who open it say what is wrong.
@@ -123,7 +123,7 @@ class StoreLink:
             raise _PassedOver
         if error is not None:
             heard = [b"" if one is None else b"=" + one for one in said]
-            about = [type(error).__name__.encode(), str(error).encode()]
+            about = [type(error).__name__.encode(), text_of(error).encode()]
             self.core.announce(f"{key}/all", pack("error", [*about, *heard]))
             raise error
         complete = [one for one in said if one is not None]

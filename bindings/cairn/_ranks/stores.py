@@ -7,7 +7,7 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, text_of
 from .._tree.paths import shown
 
 LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.
@@ -58,14 +58,16 @@ def wait(store: Any, key: str, seconds: float) -> bool:
             return True
         except RuntimeError as error:
             # A FileStore raises no exception of its own, and counts whole seconds.
-            in_time = isinstance(error, sys.modules["torch.distributed"].DistStoreError) or "Wait timeout" in str(error)
+            in_time = isinstance(error, sys.modules["torch.distributed"].DistStoreError) or "Wait timeout" in text_of(
+                error
+            )
             if not in_time:
                 raise
     return bool(store.check([key]))
 
 
 def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+    return text_of(error).partition("\n")[0] or type(error).__name__
 
 
 class Connection:
