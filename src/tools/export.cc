@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
 
 #include "base/human.h"
 #include "base/status_macros.h"
@@ -17,6 +19,16 @@ namespace cairn::tools {
 namespace {
 
 constexpr std::string_view kWayOut = "--force replaces it";
+
+Status CheckTarget(const ExportOptions& options) {
+  std::error_code unknown;  // Then writing says what is wrong.
+  const std::filesystem::file_status found = std::filesystem::symlink_status(options.out, unknown);
+  if (std::filesystem::exists(found) && !std::filesystem::is_regular_file(found) &&
+      !std::filesystem::is_symlink(found)) {
+    return Error(StatusCode::kAlreadyExists, "{} exists and is no file: --out expects the name of one", options.out);
+  }
+  return options.force ? Status::Ok() : CheckAbsent(options.out, kWayOut);
+}
 
 // Finds the wanted tensors, sorted by name and then by file, a few files at a time.
 Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource& source,
@@ -83,7 +95,7 @@ Result<int> Export(const ExportOptions& options) {
     return Status(StatusCode::kInvalidArgument, "export: expected one of --out FILE and --model-folder DIR");
   }
   if (!options.model_folder.empty()) return ExportModelFolder(options);
-  if (!options.force) CAIRN_RETURN_IF_ERROR(CheckAbsent(options.out, kWayOut));
+  CAIRN_RETURN_IF_ERROR(CheckTarget(options));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make());
   CAIRN_ASSIGN_OR_RETURN(TensorSource source, OpenSource(*reading, options.path, options.step));
   CAIRN_ASSIGN_OR_RETURN(const std::vector<FileTensor> tensors, Select(*reading, source, options));

@@ -105,7 +105,8 @@ NameFilter::NameFilter(std::string prefix, const std::vector<std::string>& patte
     : prefix_(std::move(prefix)), patterns_(patterns), used_(patterns.size()) {}
 
 std::optional<std::string> NameFilter::Take(std::string_view name) {
-  firsts_.emplace(name.substr(0, name.find_first_of("/.") + 1));
+  const std::size_t first = name.find_first_of("/.");
+  firsts_.emplace(name.substr(0, first == name.npos ? first : first + 1));
   std::optional<std::string> in_file = NameInFile(prefix_, name);
   if (!in_file) return std::nullopt;
   below_ = true;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -124,6 +125,24 @@ TEST_F(ToolsTest, ExportReplacesAFileOnlyWithForce) {
   EXPECT_EQ(kept, "mine");
   EXPECT_EQ(forced.code, 0) << forced.err;
   EXPECT_EQ(Run({"show", out}).code, 0);
+}
+
+TEST_F(ToolsTest, ExportReplacesNoFolderAndNoDevice) {
+  const std::string folder = directory_ / "folder";
+  const std::string fifo = directory_ / "fifo";
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+
+  const Ran into_folder = Run({"export", root_, "--out", folder, "--force"});
+  const Ran into_fifo = Run({"export", root_, "--out", fifo, "--force"});
+  const Ran unforced = Run({"export", root_, "--out", fifo});
+
+  for (const Ran& ran : {into_folder, into_fifo, unforced}) {
+    EXPECT_EQ(ran.code, 2);
+    EXPECT_THAT(ran.err, HasSubstr(" exists and is no file: --out expects the name of one"));
+  }
+  EXPECT_TRUE(std::filesystem::is_directory(folder));
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
 }
 
 TEST_F(ToolsTest, ExportRemovesWhatKilledExportsHaveLeft) {
@@ -265,6 +284,9 @@ TEST_F(ToolsTest, ExportFiltersNamesAndStripsAPrefix) {
   EXPECT_THAT(exported({"--strip-prefix", "layer", "--names", "*.weight"}), ElementsAre("weight"));
   EXPECT_THAT(Run({"export", root_, "--out", directory_ / "x", "--strip-prefix", "lay"}).err,
               HasSubstr("is below \"lay\"; names begin with head., layer., optimizer."));
+  WriteCheckpoint(root_, {.step = 3000, .shards = {{.tensors = {MakeTensor("top", DType::kF32, {2}, 1)}}}});
+  EXPECT_THAT(Run({"export", root_, "--out", directory_ / "x", "--strip-prefix", "lay"}).err,
+              HasSubstr("is below \"lay\"; names begin with top\n"));
 }
 
 TEST_F(ToolsTest, ExportRefusesNamesThatItsFileCannotHold) {
