@@ -52,7 +52,7 @@ Status Checkpointer::Impl::OpenRoot() {
   Warn(root->notes());
   if (group->rank() != 0) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
-  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line_counter());
+  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line());
   return Status::Ok();
 }
 

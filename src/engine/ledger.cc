@@ -1,6 +1,7 @@
 #include "engine/ledger.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -9,25 +10,25 @@
 namespace cairn {
 
 Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
-               std::optional<std::uint64_t> line_counter)
-    : keep_last_(keep_last), keep_every_(keep_every) {
-  bool listed = false;
-  for (const CheckpointInfo& one : committed) {
-    line_ = std::max(line_, one.line);
-    listed = listed || one.status.ok();
-  }
+               std::uint64_t line)
+    : keep_last_(keep_last), keep_every_(keep_every), line_(line) {
+  std::uint64_t newest = 0;
+  for (const CheckpointInfo& one : committed) newest = std::max(newest, one.line);
+  newest_line_ = std::max(newest, line_);
+  if (!committed.empty() && newest >= line_) BeginLine();
+  continued_ = {newest, line_};
   for (CheckpointInfo& one : committed) {
     // A damaged checkpoint's line is unknown: assume the newest.
-    if (!one.status.ok()) one.line = line_;
+    if (!one.status.ok()) one.line = newest;
     committed_.emplace(one.step, std::move(one));
   }
-  continued_ = {line_};
-  newest_line_ = std::max(line_, line_counter.value_or(0));
-  if (line_counter && (!listed || *line_counter > line_)) BeginLine();
 }
 
 void Ledger::BeginLine() {
-  line_ = ++newest_line_;
+  // The last number is for all that would come after it.
+  if (newest_line_ != std::numeric_limits<std::uint64_t>::max()) ++newest_line_;
+  line_ = newest_line_;
+  used_ = false;
   continued_.insert(line_);
 }
 
@@ -79,6 +80,7 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
                  *newest);
   }
   in_flight_.emplace(step, line_);
+  used_ = true;
   return SavePlan{
       .step = step, .line = line_, .parent = parent_, .admitted = true, .replace = exists || unknown_.contains(step)};
 }
@@ -150,7 +152,9 @@ void Ledger::Restored(std::uint64_t step, std::uint64_t line, const std::string&
   } else if (!continued_.contains(line)) {
     continued_ = {line};
   }
-  BeginLine();
+  newest_line_ = std::max(newest_line_, line);
+  if (used_ || line >= line_) BeginLine();
+  continued_.insert(line_);
   parent_ = ManifestParent{step, attempt};
   floor_ = step;
 }

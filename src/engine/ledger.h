@@ -16,10 +16,10 @@ namespace cairn {
 /// belong to. Decides which steps may be saved, in which line, and what retention removes. Safe from any thread.
 class Ledger {
  public:
-  /// Continues the newest line of `committed`: as it is if it is known to be the root's last one, else in a new line.
-  /// `line_counter` is the root's, none if the root is new: lines up to it may have checkpoints that are not listed.
+  /// Continues the newest line of `committed` in `line`, the root's counter that this opening has begun, or in the next
+  /// one above all of `committed`.
   Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
-         std::optional<std::uint64_t> line_counter = std::nullopt);
+         std::uint64_t line = 0);
 
   /// Accepts a save: AlreadyExists, or FailedPrecondition for a step below the newest of this line. The step counts as
   /// in flight until Committed or Withdraw. If this step is being removed, waits for that; DeadlineExceeded, and not
@@ -42,7 +42,7 @@ class Ledger {
   /// The save is durable, as this attempt.
   void Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite = NonFinite::kNone)
       CAIRN_EXCLUDES(mutex_);
-  /// The caller's tensors now hold this checkpoint. Further saves continue from it in a new line, above the counter and
+  /// The caller's tensors now hold this checkpoint. Further saves continue from it in a line that no save was in, above
   /// every line of the root. Its number is the root's only once the counter is: before the first commit (LineRecord).
   void Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
 
@@ -66,7 +66,7 @@ class Ledger {
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
 
  private:
-  /// Above the counter and every line of the root.
+  /// Above every line of the root.
   void BeginLine() CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
   /// This very checkpoint is the newest, and no save in flight is newer.
@@ -102,6 +102,8 @@ class Ledger {
   std::map<std::uint64_t, Unknown> unknown_ CAIRN_GUARDED_BY(mutex_);
   // Saves accepted now are of this one.
   std::uint64_t line_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // A save was.
+  bool used_ CAIRN_GUARDED_BY(mutex_) = false;
   // And those that it continues without a gap: each began with the newest checkpoint. Their steps are saved already.
   std::set<std::uint64_t> continued_ CAIRN_GUARDED_BY(mutex_);
   // No line of the root is above it.

@@ -89,15 +89,6 @@ IoTask<Status> OpenTask(const std::string& path, UniqueFd& fd) {
   co_return co_await io::OpenDirectory(path, /*follow=*/true, fd);
 }
 
-/// The root's id by the newest checkpoint that names one, where `.writer` has none. Blocking.
-std::string RootOfCheckpoints(const PathAt& root) {
-  const Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(root);
-  if (!list.ok()) return {};
-  const auto found = std::find_if(list->rbegin(), list->rend(),
-                                  [](const StoredCheckpoint& one) { return !one.manifest.root.empty(); });
-  return found == list->rend() ? std::string() : found->manifest.root;
-}
-
 /// The last writer of the root, for messages.
 std::string LastWriter(const PathAt& root) {
   const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
@@ -154,11 +145,13 @@ Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
 }
 
 IoTask<Status> Root::NameWriter() {
-  // An unreadable record is replaced too: it only matters that the new one differs.
   const Result<std::optional<WriterRecord>> last = ReadWriter(at_);
-  first_ = last.ok() && !*last;
+  if (last.status().code() == StatusCode::kFailedPrecondition) co_return last.status();  // It may not be read.
+  if (!last.ok()) {
+    notes_.push_back(
+        fmt::format("{}; the root gets a new id, and lines above those that are listed", last.status().message()));
+  }
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
-  if (writer_.root.empty()) writer_.root = RootOfCheckpoints(at_);
   if (writer_.root.empty()) writer_.root = MakeUuid();
   co_return co_await WriteRecord(writer_, WriterCheck());
 }

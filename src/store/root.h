@@ -59,11 +59,9 @@ class Root {
   [[nodiscard]] const std::string& writer_id() const { return writer_.id; }
   /// The root's id. Only the writer's.
   [[nodiscard]] const std::string& id() const { return writer_.root; }
-  /// The line counter, as `.writer` has it; none in a root that had no writer before, until WriteLine. Only the
-  /// writer's; for the thread that calls WriteLine.
-  [[nodiscard]] std::optional<std::uint64_t> line_counter() const {
-    return first_ && writer_.line == 0 ? std::nullopt : std::optional(writer_.line);
-  }
+  /// The line counter, as `.writer` has it: this Open has begun it, and WriteLine. Only the writer's; for the thread
+  /// that calls WriteLine.
+  [[nodiscard]] std::uint64_t line() const { return writer_.line; }
   /// Makes `line` the line counter, durably, unless it is that or above already. FailedPrecondition if another writer
   /// has taken over. On a full disk the record is overwritten in place. After a failure `.writer` may have either
   /// counter. One call at a time, on one thread.
@@ -106,8 +104,6 @@ class Root {
   std::optional<WriterLock> lock_;
   // Its line changes in WriteLine; the rest is constant after Open.
   WriterRecord writer_;
-  // There was no record.
-  bool first_ = false;
   // The lock was found lost: for good, because another may have been the writer meanwhile.
   mutable std::atomic<bool> lost_ = false;
   std::vector<std::string> notes_;

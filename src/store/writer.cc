@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cerrno>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/status_macros.h"
@@ -26,7 +27,7 @@ WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
           .host = HostName(),
           .process = static_cast<std::uint64_t>(::getpid()),
           .root = last ? last->root : std::string(),
-          .line = last ? last->line : 0};
+          .line = last ? last->line + (last->line == std::numeric_limits<std::uint64_t>::max() ? 0 : 1) : 0};
 }
 
 bool WriterRecord::OfThisProcess() const {

@@ -30,10 +30,10 @@ struct WriterRecord {
   std::uint64_t process = 0;
   /// The root's id: made once, kept by every later writer. Empty in a record of version 1's first writers.
   std::string root = {};
-  /// The line counter: no restore has begun a line above it that a checkpoint may be of.
+  /// The line counter: no checkpoint of this root is of a line above it.
   std::uint64_t line = 0;
 
-  /// For this process; `last` is the previous record, whose root and line it keeps.
+  /// For this process; `last` is the previous record: the root is kept, and the next line begins.
   [[nodiscard]] static WriterRecord Next(const std::optional<WriterRecord>& last);
   [[nodiscard]] bool OfThisProcess() const;
   /// "process 12 on host-a", "this process (12)".

@@ -117,12 +117,17 @@ TEST_F(Line, EachRestoreBeginsOne) {
 }
 
 // A copy of one that was removed may still be somewhere.
-TEST_F(Line, ARootThatListsNothingBeginsOneUnlessItIsNew) {
+TEST_F(Line, EachOpeningBeginsOneThatNoRestoreNeedsToo) {
   for (std::uint64_t line = 0; line < 3; ++line) {
-    ASSERT_TRUE(Save(10, line).ok());
+    if (line == 2) {
+      ASSERT_TRUE(checkpointer_->Restore(Folder(dir_ / "copy"), tensors_.state()).ok());
+    }
+    ASSERT_TRUE(Save(10 + line, line).ok());
     EXPECT_EQ(checkpointer_->List()->front().line, line);
-    EXPECT_EQ(checkpointer_->List()->front().parent, std::nullopt);
-    ASSERT_TRUE(checkpointer_->Remove(10).ok());
+    EXPECT_EQ(checkpointer_->List()->front().parent, line == 2 ? std::optional<std::uint64_t>(11) : std::nullopt);
+    std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "copy",
+                          std::filesystem::copy_options::recursive | std::filesystem::copy_options::overwrite_existing);
+    ASSERT_TRUE(checkpointer_->Remove(10 + line).ok());
     Open();
   }
 }

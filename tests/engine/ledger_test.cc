@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <thread>
 
 namespace cairn {
@@ -157,39 +158,52 @@ TEST(Ledger, RelistIgnoresOlderAndUnreadableListings) {
   EXPECT_THAT(ledger.Retire(), ElementsAre(9));
 }
 
-TEST(Ledger, ContinuesTheNewestLineWithoutARestore) {
-  for (const std::optional<std::uint64_t> counter : {std::optional<std::uint64_t>(), {0}, {2}}) {
-    Ledger ledger({Stored(90), Stored(40, 2)}, 3, 0, counter);
+TEST(Ledger, ContinuesTheNewestLineInOneThatTheOpeningBegan) {
+  CheckpointInfo unreadable = Stored(30);
+  unreadable.status = Status(StatusCode::kCorrupt, "no manifest");
+  struct Case {
+    std::vector<CheckpointInfo> listed;
+    std::uint64_t counter;
+    std::uint64_t line;
+  };
+  for (const auto& [listed, counter, line] : std::vector<Case>{{{}, 0, 0},
+                                                               {{}, 7, 7},
+                                                               {{unreadable}, 5, 5},
+                                                               {{Stored(90), Stored(40, 2)}, 7, 7},
+                                                               {{Stored(90), Stored(40, 2)}, 2, 3},
+                                                               {{Stored(90), Stored(40, 2)}, 0, 3}}) {
+    Ledger ledger(listed, 3, 0, counter);
 
+    EXPECT_EQ(ledger.Admit(20, IfExists::kFail).ok(), listed.empty()) << "it is below the newest";
     const auto plan = ledger.Admit(50, IfExists::kFail);
 
     ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_EQ(plan->line, 2U);
+    EXPECT_EQ(plan->line, line);
     EXPECT_EQ(plan->parent, std::nullopt);
   }
 }
 
-TEST(Ledger, ContinuesInANewLineWhereTheNewestMayNotBeListed) {
-  CheckpointInfo unreadable = Stored(50);
-  unreadable.status = Status(StatusCode::kCorrupt, "no manifest");
-  for (const auto& [listed, counter] : {std::pair(std::vector{Stored(90), Stored(40, 2)}, 7),
-                                        {std::vector{unreadable}, 0},
-                                        {std::vector<CheckpointInfo>(), 0},
-                                        {std::vector<CheckpointInfo>(), 7}}) {
-    Ledger ledger(listed, 3, 0, counter);
+TEST(Ledger, TheLastLineIsForAllThatFollow) {
+  constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
+  Ledger ledger({Stored(10, kLast)}, 3, 0);
+  ledger.Restored(10, kLast, "attempt-of-10");
 
-    const auto plan = ledger.Admit(50, IfExists::kReplace);
-
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_EQ(plan->line, counter + 1);
-    EXPECT_EQ(plan->parent, std::nullopt);
-  }
+  EXPECT_EQ(ledger.Admit(20, IfExists::kFail)->line, kLast);
 }
 
-TEST(Ledger, EachRestoreTakesTheNextLine) {
-  for (const auto& [counter, next] : {std::pair(0, 3), {2, 3}, {7, 9}}) {  // Above 7 may be what the opening began.
+// Of a checkpoint that was copied into the root after the opening.
+TEST(Ledger, ALineIsAboveTheRestoredOne) {
+  Ledger ledger({Stored(10)}, 3, 0);
+  ledger.Restored(5, 4, "of another root");
+
+  EXPECT_EQ(ledger.Admit(20, IfExists::kFail)->line, 5U);
+}
+
+TEST(Ledger, EachRestoreTakesALineThatNoSaveWasIn) {
+  for (const auto& [counter, next] : {std::pair(0, 3), {2, 3}, {7, 7}}) {
     Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0, counter);
 
+    ledger.Restored(90, 2, "attempt-of-90");
     ledger.Restored(100, 2, "attempt-of-100");
     const auto first = ledger.Admit(110, IfExists::kFail);
     ledger.Restored(100, 2, "attempt-of-100");
@@ -208,7 +222,7 @@ TEST(Ledger, TakesALineInAnEmptyRootToo) {
   ledger.Restored(100, 8, "of another root");
 
   EXPECT_EQ(ledger.Admit(99, IfExists::kFail).status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(ledger.Admit(100, IfExists::kFail)->line, 1U);
+  EXPECT_EQ(ledger.Admit(100, IfExists::kFail)->line, 9U);
 }
 
 TEST(Ledger, RefusesTheRestoredStepOnlyIfItWasTheNewest) {

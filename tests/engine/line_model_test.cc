@@ -75,8 +75,7 @@ class ModelRun {
   using Place = std::map<std::uint64_t, Saved>;
 
   struct Process {
-    explicit Process(std::vector<CheckpointInfo> listed, std::optional<std::uint64_t> line_counter)
-        : ledger(std::move(listed), 0, 0, line_counter) {}
+    Process(std::vector<CheckpointInfo> listed, std::uint64_t line) : ledger(std::move(listed), 0, 0, line) {}
     Ledger ledger;
     LineRecord line_record;
     std::uint64_t newest = 0;
@@ -107,20 +106,17 @@ class ModelRun {
     const Result<WriterRecord> last = DecodeWriter(record_, "record");
     const WriterRecord record = WriterRecord::Next(last.ok() ? std::optional(*last) : std::nullopt);
     record_ = EncodeWriter(record);
-    counter_ = last.ok() ? std::optional(record.line) : std::nullopt;
-    process_ = std::make_unique<Process>(Infos(Visible(!away_)), counter_);
+    process_ = std::make_unique<Process>(Infos(Visible(!away_)), record.line);
     told_ += away_ ? " open-without-2" : " open";
   }
 
-  /// The newest or an older one, or none. Who goes on without one goes on with the last history, or begins a new one
-  /// where what it sees is not all that there may be.
+  /// The newest or an older one, or none: after an opening a new history then begins, too.
   void Restore(bool goes_on) {
     const std::vector<Saved> list = Visible(!away_);
-    const bool anew = !goes_on && (list.empty() || counter_ > list.back().info.line);
     const std::size_t some = std::min<std::size_t>(list.size(), 2);
-    const std::size_t back = choices_.Pick(some + (goes_on || anew ? 1 : 0));
+    const std::size_t back = choices_.Pick(some + 1);
     if (back == some) {
-      if (anew) {
+      if (!goes_on) {
         process_->newest = list.empty() ? 0 : list.back().info.step;
         history_ = ++begun_;
         told_ += " begin";
@@ -191,7 +187,6 @@ class ModelRun {
   IoQueue& queue_;
   const LineRecord::Write write_ = [this](std::uint64_t line) { return WriteLine(line); };
   std::string record_;
-  std::optional<std::uint64_t> counter_;
   std::array<Place, 2> places_;
   std::map<std::uint64_t, History> owners_;  // By line.
   History begun_ = 0;
