@@ -299,7 +299,7 @@ def test_a_rank_may_have_some_of_the_classes_that_all_ranks_have() -> None:
 def test_a_schedulers_state_of_groups_in_another_order_is_refused(path: Path, form: Any) -> None:
     """torch gives each group the options of the one that has its parameters; a scheduler's rates have no names."""
 
-    def grouped(turned: bool, rates: tuple[float, float] = (0.1, 0.2)) -> dict[str, Any]:
+    def grouped(turned: bool, rates: tuple[Any, Any] = (0.1, 0.2)) -> dict[str, Any]:
         model, _ = job(0)
         groups = [{"params": model[i].parameters(), "lr": rate} for i, rate in enumerate(rates)]
         optimizer = torch.optim.AdamW(groups[::-1] if turned else groups)
@@ -323,6 +323,12 @@ def test_a_schedulers_state_of_groups_in_another_order_is_refused(path: Path, fo
     even = path.with_name("step-2")
     save(even, grouped(False, (0.1, 0.1)))
     load(even, grouped(True, (0.1, 0.1)))
+    if form is nested:
+        rates = torch.tensor(0.1), torch.tensor(0.2)
+        save(path.with_name("step-3"), grouped(False, rates))
+        with pytest.raises(cairn.InvalidArgument, match='"s": its [a-z_]+ are of the optimizer.s groups in the or'):
+            load(path.with_name("step-3"), grouped(True, rates))
+        load(path.with_name("step-3"), grouped(False, rates))
 
 
 def test_a_schedulers_state_of_another_number_of_groups_is_refused_also_in_part(path: Path) -> None:

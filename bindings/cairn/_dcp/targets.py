@@ -188,6 +188,10 @@ def check_schedulers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str
     for place in [fqn.removesuffix("last_epoch") for fqn in fqns if f".{fqn}".endswith(".last_epoch")]:
         keys = [key for key in fqns if key.startswith(place) and "." not in key[len(place) :] and key in stored.values]
         state = {key[len(place) :]: stored.value(key, {}) for key in keys if not stored.tensors_of(key)}
+        for fqn in stored.chunks if found else ():  # Of a list that is taken apart, as tensors' are.
+            name, _, number = fqn[len(place) :].rpartition(".")
+            if fqn.startswith(place) and number.isdecimal() and name and "." not in name:
+                state.setdefault(name, []).append(stored.chunks[fqn])
         rates, theirs = flat.get(f"{place}base_lrs"), state.get("base_lrs")
         flattened = not every and any("param_groups." in fqn for fqn in fqns)  # Nobody knows its groups.
         if flattened and rates != theirs and is_plain(rates) and sorted(rates or ()) == sorted(theirs or ()):
