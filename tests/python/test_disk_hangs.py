@@ -5,6 +5,7 @@ Each program does one step of training and a save for each line that it reads, a
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import signal
@@ -194,7 +195,8 @@ def training(program: str, root: Path, gate: Gate) -> Iterator[Training]:
 
 def newest(root: Path) -> int:
     """The highest number among the names of checkpoints."""
-    names = [path.parent.name for path in root.rglob("manifest.json")]
+    # Folders come and go meanwhile.
+    names = [os.path.basename(folder) for folder, _, files in os.walk(root) if "manifest.json" in files]
     return max((int(re.findall(r"\d+", name)[-1]) for name in names if name[0] != "."), default=0)
 
 
