@@ -1,5 +1,7 @@
 #include "restore/reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <set>
@@ -135,6 +137,11 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
     return ExplainFailure(checkpoint, std::move(status));
   }
 
+  if (checkpoint.info.copy && parts.on_event) {
+    parts.on_event({.step = checkpoint.info.step,
+                    .message = fmt::format("restored {}: line {} of root {}, a copy", checkpoint.info.path,
+                                           checkpoint.info.line, checkpoint.info.root)});
+  }
   Restored restored{.step = checkpoint.manifest.step,
                     .line = checkpoint.manifest.line,
                     .attempt = checkpoint.manifest.attempt,

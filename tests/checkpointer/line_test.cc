@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -286,10 +287,20 @@ TEST_F(Line, CopiedFolderRestores) {
   std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "elsewhere",
                         std::filesystem::copy_options::recursive);
 
-  const auto restored = checkpointer_->Restore(Folder(dir_ / "elsewhere"), tensors_.state());
+  std::vector<std::string> told;
+  auto reader = Checkpointer::Open({.root = dir_ / "run",
+                                    .read_only = true,
+                                    .on_event = [&](const Event& event) { told.push_back(event.message); },
+                                    .host_memory_bytes = 32_MiB});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_TRUE((*reader)->Restore(Step(10), tensors_.state()).ok());
+  const auto restored = (*reader)->Restore(Folder(dir_ / "elsewhere"), tensors_.state());
+  reader->reset();
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->step, 10U);
+  const auto copies = std::ranges::count_if(told, [](const auto& one) { return one.ends_with(", a copy"); });
+  EXPECT_EQ(copies, 1);
   EXPECT_TRUE(checkpointer_->Inspect(Folder(dir_ / "elsewhere"))->info.copy);
   EXPECT_FALSE(checkpointer_->Inspect(Folder(checkpointer_->List()->front().path))->info.copy);
   EXPECT_FALSE(checkpointer_->Inspect(Step(10))->info.copy);
