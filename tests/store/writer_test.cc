@@ -160,27 +160,30 @@ TEST_F(WriterTest, LineThatCannotBeWrittenIsNoLine) {
 }
 
 TEST_F(WriterTest, LineOfAWriterDisplacedAtAnyPointDisplacesNobody) {
-  std::size_t operations = 0;
-  for (std::size_t k = 0; k == 0 || k <= operations; ++k) {
-    SCOPED_TRACE(testing::Message() << "before operation " << k << " of " << operations);
-    fs::remove_all(root_);
-    const Opened first = Open();
-    Opened second;
-    plan_->Clear();
-    if (k != 0) plan_->CallBefore({.nth = k}, [&](const SeenOperation&) { second = TakeOver(); });
-    const std::size_t before = plan_->Count({});
+  for (const bool full : {false, true}) {
+    std::size_t operations = 0;
+    for (std::size_t k = 0; k == 0 || k <= operations; ++k) {
+      SCOPED_TRACE(testing::Message() << "before operation " << k << " of " << operations << ", full disk: " << full);
+      fs::remove_all(root_);
+      const Opened first = Open();
+      Opened second;
+      plan_->Clear();
+      if (full) plan_->Fail({.op = IoOp::kWrite, .path = ".writer-"}, ENOSPC);
+      if (k != 0) plan_->CallBefore({.nth = k}, [&](const SeenOperation&) { second = TakeOver(); });
+      const std::size_t before = plan_->Count({});
 
-    const Status status = RunTaskBlocking(*queue_, first->WriteLine(1));
-    plan_->Clear();
-    if (k == 0) operations = plan_->Count({}) - before;
-    if (k == 0) continue;
+      const Status status = RunTaskBlocking(*queue_, first->WriteLine(1));
+      plan_->Clear();
+      if (k == 0) operations = plan_->Count({}) - before;
+      if (k == 0 || (full && second == nullptr)) continue;  // That operation is the one that fails.
 
-    ASSERT_NE(second, nullptr);
-    EXPECT_EQ(second->CheckWriter(), Status::Ok()) << status;
-    EXPECT_EQ(first->CheckWriter().code(), StatusCode::kFailedPrecondition);
-    EXPECT_EQ(second->id(), first->id());
-    EXPECT_EQ(RunTaskBlocking(*queue_, second->WriteLine(2)), Status::Ok());
-    EXPECT_EQ((*ReadWriter(root_))->line, 2U);
+      ASSERT_NE(second, nullptr);
+      EXPECT_EQ(second->CheckWriter(), Status::Ok()) << status;
+      EXPECT_EQ(first->CheckWriter().code(), StatusCode::kFailedPrecondition);
+      EXPECT_EQ(second->id(), first->id());
+      EXPECT_EQ(RunTaskBlocking(*queue_, second->WriteLine(3)), Status::Ok());
+      EXPECT_EQ((*ReadWriter(root_))->line, 3U);
+    }
   }
 }
 
