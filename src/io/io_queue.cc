@@ -12,9 +12,9 @@
 namespace cairn {
 
 const char* IoOpName(IoOp op) {
-  constexpr std::array kNames = {"open",      "close",           "read",   "write",  "fsync", "fallocate",
-                                 "ftruncate", "sync_file_range", "rename", "unlink", "mkdir", "rmdir",
-                                 "check"};
+  constexpr std::array kNames = {
+      "open",   "close",  "read",  "write", "fsync", "fallocate", "ftruncate", "sync_file_range",
+      "rename", "unlink", "mkdir", "rmdir", "link",  "check"};
   const auto i = static_cast<std::size_t>(op);
   return i < kNames.size() ? kNames.at(i) : "?";
 }
@@ -34,6 +34,8 @@ std::string Describe(const IoRequest& request) {
     case IoOp::kRename:
       if (request.rename == RenameMode::kExchange) return fmt::format("exchange of {} and {}", what, request.path2);
       return fmt::format("{} of {} to {}", op, what, request.path2);
+    case IoOp::kLink:
+      return fmt::format("{} of {} as {}", op, what, request.path2);
     default:
       return fmt::format("{} of {}", op, what);
   }

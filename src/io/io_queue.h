@@ -26,6 +26,7 @@ enum class IoOp : std::uint8_t {
   kUnlink,     ///< path of a file.
   kMkdir,      ///< path, mode.
   kRmdir,      ///< path of an empty directory.
+  kLink,       ///< fd, a file -> path2, one more name of it; never replaces. ENOENT if it has no name any more.
   kCall,       ///< call, run on a thread of the queue; path is for messages -> 0.
 };
 /// "open", "write", ...: for messages and traces.

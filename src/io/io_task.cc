@@ -155,6 +155,10 @@ IoOperation Rename(const PathAt& from, const PathAt& to, RenameMode mode) {
   return IoOperation({.op = IoOp::kRename, .path = from, .path2 = to, .rename = mode});
 }
 
+IoOperation Link(const UniqueFd& fd, const std::string& name, const PathAt& to) {
+  return IoOperation({.op = IoOp::kLink, .fd = fd.get(), .path2 = to, .name = name});
+}
+
 IoOperation Unlink(const PathAt& path) { return IoOperation({.op = IoOp::kUnlink, .path = path}); }
 
 IoOperation MakeDirectory(const PathAt& path, unsigned mode) {

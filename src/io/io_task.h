@@ -207,6 +207,8 @@ IoOperation ReadAt(const UniqueFd& fd, const std::string& name, std::string& int
 IoOperation Truncate(const UniqueFd& fd, const std::string& name, std::uint64_t length);
 IoOperation SyncRange(const UniqueFd& fd, const std::string& name, std::uint64_t offset, std::uint64_t length);
 IoOperation Rename(const PathAt& from, const PathAt& to, RenameMode mode);
+/// One more name of an open file. Fails if `to` exists.
+IoOperation Link(const UniqueFd& fd, const std::string& name, const PathAt& to);
 IoOperation Unlink(const PathAt& path);
 IoOperation MakeDirectory(const PathAt& path, unsigned mode);
 IoOperation RemoveDirectory(const PathAt& path);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string>
 
 namespace cairn {
 namespace {
@@ -42,6 +43,9 @@ std::int64_t Call(const IoRequest& request) {
       return ::mkdirat(request.path.directory(), request.path.c_str(), request.mode);
     case IoOp::kRmdir:
       return ::unlinkat(request.path.directory(), request.path.c_str(), AT_REMOVEDIR);
+    case IoOp::kLink:
+      return ::linkat(AT_FDCWD, PathOfDescriptor(request.fd).c_str(), request.path2.directory(), request.path2.c_str(),
+                      AT_SYMLINK_FOLLOW);
     case IoOp::kCall:
       request.call();
       return 0;
@@ -56,6 +60,9 @@ std::int64_t RunPlain(const IoRequest& request) {
   const std::int64_t value = Call(request);
   return value < 0 ? -errno : value;
 }
+
+// AT_EMPTY_PATH needs a capability before Linux 6.10.
+std::string PathOfDescriptor(int fd) { return "/proc/self/fd/" + std::to_string(fd); }
 
 unsigned RenameFlags(RenameMode mode) {
   if (mode == RenameMode::kNoReplace) return RENAME_NOREPLACE;

@@ -26,15 +26,16 @@ constexpr std::size_t kExtraSlots = 16;
 constexpr unsigned kOpcodeFtruncate = 55;
 
 // All but kCall, which always runs on a thread.
-constexpr std::array kAllOps = {IoOp::kOpen,   IoOp::kClose,     IoOp::kRead,      IoOp::kWrite,
-                                IoOp::kFsync,  IoOp::kFallocate, IoOp::kFtruncate, IoOp::kSyncRange,
-                                IoOp::kRename, IoOp::kUnlink,    IoOp::kMkdir,     IoOp::kRmdir};
+constexpr std::array kAllOps = {IoOp::kOpen,      IoOp::kClose,     IoOp::kRead,      IoOp::kWrite,  IoOp::kFsync,
+                                IoOp::kFallocate, IoOp::kFtruncate, IoOp::kSyncRange, IoOp::kRename, IoOp::kUnlink,
+                                IoOp::kMkdir,     IoOp::kRmdir,     IoOp::kLink};
 
 unsigned Opcode(IoOp op) {
   constexpr std::array<unsigned, kAllOps.size()> kOpcodes = {
       IORING_OP_OPENAT,   IORING_OP_CLOSE,     IORING_OP_READ,    IORING_OP_WRITE,
       IORING_OP_FSYNC,    IORING_OP_FALLOCATE, kOpcodeFtruncate,  IORING_OP_SYNC_FILE_RANGE,
-      IORING_OP_RENAMEAT, IORING_OP_UNLINKAT,  IORING_OP_MKDIRAT, IORING_OP_UNLINKAT};
+      IORING_OP_RENAMEAT, IORING_OP_UNLINKAT,  IORING_OP_MKDIRAT, IORING_OP_UNLINKAT,
+      IORING_OP_LINKAT};
   return kOpcodes.at(static_cast<std::size_t>(op));
 }
 
@@ -71,6 +72,9 @@ void Fill(io_uring_sqe* sqe, const IoRequest& request) {
       return io_uring_prep_unlinkat(sqe, request.path.directory(), request.path.c_str(), AT_REMOVEDIR);
     case IoOp::kMkdir:
       return io_uring_prep_mkdirat(sqe, request.path.directory(), request.path.c_str(), request.mode);
+    case IoOp::kLink:
+      return io_uring_prep_linkat(sqe, request.path.directory(), request.path.c_str(), request.path2.directory(),
+                                  request.path2.c_str(), AT_SYMLINK_FOLLOW);
     case IoOp::kCall:
       break;
   }
@@ -180,6 +184,7 @@ std::string UringQueue::Note() const {
 
 void UringQueue::Submit(IoRequest request, IoDone done) {
   ++pending_;
+  if (request.op == IoOp::kLink) request.path = PathOfDescriptor(request.fd);
   if (RunsOnThread(request.op)) {
     if (::getpid() == owner_) PostToThread(std::move(request), std::move(done));
   } else {

@@ -131,6 +131,7 @@ TEST(DescribeRequest, NamesOperationFileAndRange) {
   EXPECT_EQ(Describe(write), "write of 10 bytes at 4096 of descriptor 5");
   EXPECT_EQ(Describe(rename), "rename of a to b");
   EXPECT_EQ(Describe(exchange), "exchange of a and b");
+  EXPECT_EQ(Describe({.op = IoOp::kLink, .fd = 5, .path2 = "b", .name = "a"}), "link of a as b");
   EXPECT_EQ(Describe({.op = IoOp::kFsync, .fd = 5, .name = "shard"}), "fsync of shard");
   EXPECT_EQ(Describe({.op = IoOp::kFtruncate, .length = 7, .name = "shard"}), "ftruncate of shard to 7 bytes");
   EXPECT_EQ(Describe({.op = IoOp::kOpen, .path = "a"}), "open of a");

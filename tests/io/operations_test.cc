@@ -143,6 +143,25 @@ TEST_P(IoOperations, ExchangeSwapsDirectories) {
   EXPECT_EQ(Contents("b/name"), "a");
 }
 
+TEST_P(IoOperations, LinkGivesAnOpenFileOneMoreName) {
+  MakeFile("a", "linked");
+  MakeFile("taken", "old");
+  const int fd = Open(dir_ / "a", O_RDONLY);
+
+  EXPECT_EQ(Run({.op = IoOp::kLink, .fd = fd, .path2 = dir_ / "b"}), 0);
+  EXPECT_TRUE(std::filesystem::equivalent(dir_ / "a", dir_ / "b"));
+  EXPECT_EQ(Run({.op = IoOp::kLink, .fd = fd, .path2 = dir_ / "taken"}), -EEXIST);
+  EXPECT_EQ(Contents("taken"), "old");
+  std::filesystem::remove(dir_ / "a");
+  EXPECT_EQ(Run({.op = IoOp::kLink, .fd = fd, .path2 = dir_ / "c"}), 0);
+  EXPECT_EQ(std::filesystem::hard_link_count(dir_ / "c"), 2U);
+  std::filesystem::remove(dir_ / "b");
+  std::filesystem::remove(dir_ / "c");
+
+  EXPECT_EQ(Run({.op = IoOp::kLink, .fd = fd, .path2 = dir_ / "d"}), -ENOENT) << "it has no name any more";
+  Close(fd);
+}
+
 TEST_P(IoOperations, ErrorsAreNegativeErrno) {
   MakeFile("file", "");
   const int read_only = Open(dir_ / "file", O_RDONLY);

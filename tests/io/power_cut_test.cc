@@ -184,6 +184,26 @@ TEST_F(PowerCuts, RenamedDirectoryMayBeEmptyUnlessSynced) {
   EXPECT_EQ(Cut(), OldAnd({{"step", "/"}}));
 }
 
+TEST_F(PowerCuts, LinkedFileIsOneFileUnderEachNameThatIsSynced) {
+  Mkdir("new");
+  FsyncDirectory(".");
+  const int linked = Open("old/file", O_RDONLY);
+  Run({.op = IoOp::kLink, .fd = linked, .path2 = base_ + "/new/file"});
+  Close(linked);
+  EXPECT_EQ(Cut(), OldAnd({{"new", "/"}}));
+  FsyncDirectory("new");
+  EXPECT_EQ(Cut(), OldAnd({{"new", "/"}, {"new/file", "before"}}));
+  EXPECT_EQ(std::filesystem::hard_link_count(dir_ / ("cut" + std::to_string(cuts_) + "/new/file")), 2U);
+
+  const int fd = Open("new/file", O_RDWR);
+  Write(fd, "AFTER!");
+  Fsync(fd);
+  Close(fd);
+  EXPECT_EQ(Cut(), (Tree{{"old", "/"}, {"old/file", "AFTER!"}, {"new", "/"}, {"new/file", "AFTER!"}}));
+  Run({.op = IoOp::kUnlink, .path = base_ + "/old/file"});
+  EXPECT_EQ(Cut({.entries = true}), (Tree{{"old", "/"}, {"new", "/"}, {"new/file", "AFTER!"}}));
+}
+
 TEST_F(PowerCuts, ExchangeIsLostUntilTheDirectoryIsSynced) {
   Mkdir("new");
   FsyncDirectory(".");

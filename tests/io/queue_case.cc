@@ -16,7 +16,7 @@ std::vector<QueueCase> AllQueues() {
   const IoQueueFactory old_kernel = [] {
     return MakeUringQueue(
         kTestDepth, {.without_opcodes = {IoOp::kFtruncate, IoOp::kRename, IoOp::kUnlink, IoOp::kMkdir, IoOp::kRmdir,
-                                         IoOp::kSyncRange, IoOp::kFallocate, IoOp::kOpen, IoOp::kClose},
+                                         IoOp::kLink, IoOp::kSyncRange, IoOp::kFallocate, IoOp::kOpen, IoOp::kClose},
                      .without_setup_flags = true});
   };
   // It models another directory: the contract is only about the queue.

@@ -65,7 +65,10 @@ class Model {
     }
   }
 
-  void Write(const std::string& target, PowerCut cut) const { Write(*root_, target, cut); }
+  void Write(const std::string& target, PowerCut cut) const {
+    std::map<const Node*, std::string> written;
+    Write(*root_, target, cut, written);
+  }
 
  private:
   struct Place {
@@ -126,6 +129,8 @@ class Model {
         return Fsync(operation, index);
       case IoOp::kRename:
         return Rename(operation);
+      case IoOp::kLink:
+        return Link(operation);
       case IoOp::kUnlink:
       case IoOp::kRmdir:
         if (const Place place = Find(operation.path); place.parent != nullptr) place.parent->names.erase(place.name);
@@ -193,8 +198,19 @@ class Model {
     to.parent->names[to.name] = node;
   }
 
-  static void Write(const Node& node, const std::string& path, PowerCut cut) {
+  void Link(const RecordedOperation& operation) {
+    const auto linked = files_.find(operation.file);
+    const Place to = Find(operation.path2);
+    if (linked != files_.end() && to.parent != nullptr) to.parent->names[to.name] = linked->second;
+  }
+
+  // `written`: the files that already have a name, and which.
+  static void Write(const Node& node, const std::string& path, PowerCut cut,
+                    std::map<const Node*, std::string>& written) {
     if (!node.directory) {
+      if (const auto [first, fresh] = written.emplace(&node, path); !fresh) {
+        return std::filesystem::create_hard_link(first->second, path);
+      }
       const std::string& data = cut.data ? *node.data : *node.durable_data;
       std::ofstream file(path, std::ios::binary);
       file.exceptions(std::ios::failbit | std::ios::badbit);
@@ -204,7 +220,7 @@ class Model {
     }
     std::filesystem::create_directory(path);
     for (const auto& [name, child] : cut.entries ? node.names : node.durable_names) {
-      Write(*child, (std::filesystem::path(path) / name).string(), cut);
+      Write(*child, (std::filesystem::path(path) / name).string(), cut, written);
     }
   }
 

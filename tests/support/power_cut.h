@@ -22,7 +22,8 @@ struct PowerCut {
 /// Without PowerCut's members a file's bytes and size are those of its last completed fsync, without what was written
 /// after that fsync was submitted (a file never fsynced is empty), and a directory holds the names that it had at its
 /// last completed fsync: a rename or an exchange is lost unless the directory was fsynced since; one between two
-/// directories is lost in each that was not. What was there when the recording began is durable. Write-back of a range
+/// directories is lost in each that was not. A linked file has as many names as directories hold: its bytes survive
+/// under those that do, in one file. What was there when the recording began is durable. Write-back of a range
 /// (kSyncRange) makes nothing durable.
 Status MaterializeAfterPowerCut(const Recording& recording, std::size_t upto, const std::string& target,
                                 PowerCut cut = {});
