@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -39,10 +40,12 @@ class ManifestReader final : public JsonEvents {
   bool OnOpen(char bracket) override;
   bool OnClose() override;
 
+  /// CheckKept adds the kept files to its shards.
   Manifest manifest;
+  std::vector<ManifestShard> kept;
 
  private:
-  enum class At : std::uint8_t { kTop, kFeatures, kParent, kShards, kShard, kIndex, kSkipped };
+  enum class At : std::uint8_t { kTop, kFeatures, kParent, kShards, kShard, kKepts, kKept, kIndex, kSkipped };
   enum class Field : std::uint8_t {
     kUnknown,
     kVersion,
@@ -54,6 +57,7 @@ class ManifestReader final : public JsonEvents {
     kParent,
     kWorld,
     kShards,
+    kKept,
     kIndex,
     kDigest,
     kParentStep,
@@ -62,6 +66,9 @@ class ManifestReader final : public JsonEvents {
     kLength,
     kHeaderDigest,
     kNonFinite,
+    kKeptRank,
+    kKeptStep,
+    kKeptAttempt,
     kIndexFile,
     kIndexLength,
     kIndexHead,
@@ -76,7 +83,7 @@ class ManifestReader final : public JsonEvents {
     std::string_view name;
     Field field;
   };
-  static constexpr std::array<Known, 21> kKnown{{
+  static constexpr std::array<Known, 29> kKnown{{
       {At::kTop, "format_version", Field::kVersion},
       {At::kTop, "required_features", Field::kFeatures},
       {At::kTop, "step", Field::kStep},
@@ -86,6 +93,7 @@ class ManifestReader final : public JsonEvents {
       {At::kTop, "parent", Field::kParent},
       {At::kTop, "world", Field::kWorld},
       {At::kTop, "shards", Field::kShards},
+      {At::kTop, "kept", Field::kKept},
       {At::kTop, "index", Field::kIndex},
       {At::kTop, "digest", Field::kDigest},
       {At::kParent, "step", Field::kParentStep},
@@ -94,6 +102,13 @@ class ManifestReader final : public JsonEvents {
       {At::kShard, "length", Field::kLength},
       {At::kShard, "header_digest", Field::kHeaderDigest},
       {At::kShard, "nonfinite", Field::kNonFinite},
+      {At::kKept, "file", Field::kFile},
+      {At::kKept, "rank", Field::kKeptRank},
+      {At::kKept, "length", Field::kLength},
+      {At::kKept, "header_digest", Field::kHeaderDigest},
+      {At::kKept, "step", Field::kKeptStep},
+      {At::kKept, "attempt", Field::kKeptAttempt},
+      {At::kKept, "nonfinite", Field::kNonFinite},
       {At::kIndex, "file", Field::kIndexFile},
       {At::kIndex, "length", Field::kIndexLength},
       {At::kIndex, "head", Field::kIndexHead},
@@ -109,6 +124,8 @@ class ManifestReader final : public JsonEvents {
   void OnIndexMember(const JsonScalar& value);
   bool TakeNumber(const JsonScalar& value, std::uint64_t& to);
   bool TakeAttempt(const JsonScalar& value, std::string& to);
+  /// The file that is being read.
+  [[nodiscard]] ManifestShard& Shard() { return levels_.back().at == At::kKept ? kept.back() : manifest.shards.back(); }
   [[nodiscard]] std::string Place(std::string_view key) const;
   bool FailExpected(std::string_view expected, const std::string& found) {
     return Fail("{}: expected {}, found {}", Place(key_), expected, found);
@@ -127,6 +144,8 @@ std::string ManifestReader::Place(std::string_view key) const {
       return fmt::format("parent.{}", key);
     case At::kShard:
       return fmt::format("shards[{}].{}", manifest.shards.size() - 1, key);
+    case At::kKept:
+      return fmt::format("kept[{}].{}", kept.size() - 1, key);
     case At::kIndex:
       return fmt::format("index.{}", key);
     default:
@@ -203,6 +222,7 @@ bool ManifestReader::OnMember(const JsonScalar& value) {
       return value.kind == JsonScalar::Kind::kNull || FailExpected("an object or null", value.Describe());
     case Field::kFeatures:
     case Field::kShards:
+    case Field::kKept:
       return FailExpected("an array", value.Describe());
     case Field::kDigest:
       return value.kind == JsonScalar::Kind::kText || FailExpected("a string", value.Describe());
@@ -214,19 +234,25 @@ bool ManifestReader::OnMember(const JsonScalar& value) {
       if (value.kind != JsonScalar::Kind::kText || !IsPlainFileName(value.text)) {
         return FailExpected("a plain file name", value.Describe());
       }
-      manifest.shards.back().file = value.text;
+      Shard().file = value.text;
       return true;
     case Field::kLength:
-      return TakeNumber(value, manifest.shards.back().length);
+      return TakeNumber(value, Shard().length);
+    case Field::kKeptRank:
+      return TakeNumber(value, kept.back().kept->rank);
+    case Field::kKeptStep:
+      return TakeNumber(value, kept.back().kept->step);
+    case Field::kKeptAttempt:
+      return TakeAttempt(value, kept.back().kept->attempt);
     case Field::kHeaderDigest: {
       const auto digest = value.kind == JsonScalar::Kind::kText ? ParseHex32(value.text) : std::nullopt;
       if (!digest) return FailExpected("8 lower-case hexadecimal digits", value.Describe());
-      manifest.shards.back().header_digest = *digest;
+      Shard().header_digest = *digest;
       return true;
     }
     case Field::kNonFinite:
       for (const NonFinite one : {NonFinite::kInfinity, NonFinite::kNaN}) {
-        if (value.text == NonFiniteName(one)) manifest.shards.back().nonfinite = one;
+        if (value.text == NonFiniteName(one)) Shard().nonfinite = one;
       }
       return true;
     case Field::kIndexFile:
@@ -244,15 +270,19 @@ bool ManifestReader::OnScalar(const JsonScalar& value) {
     case At::kSkipped:
       return true;
     case At::kFeatures:
-      // This version has none yet.
       if (value.kind != JsonScalar::Kind::kText) return FailExpected("strings", value.Describe());
-      return Fail(StatusCode::kUnsupported, "required_features: expected none, as this version knows none, found {}",
+      manifest.required_features.emplace_back(value.text);
+      if (value.text == kKeptFeature) return true;
+      return Fail(StatusCode::kUnsupported,
+                  "required_features: expected only \"{}\", as this version knows no other, found {}", kKeptFeature,
                   Quoted(value.text));
     case At::kShards:
+    case At::kKepts:
       return FailExpected("objects", value.Describe());
     case At::kTop:
     case At::kParent:
     case At::kShard:
+    case At::kKept:
     case At::kIndex:
       return OnMember(value);
   }
@@ -281,7 +311,7 @@ bool ManifestReader::OnOpen(char bracket) {
       next = At::kIndex;
       manifest.index.emplace();
     } else if (at == At::kSkipped || at == At::kIndex ||
-               ((field_ == Field::kUnknown || MayBeMissing(field_)) && at != At::kShards)) {
+               ((field_ == Field::kUnknown || MayBeMissing(field_)) && at != At::kShards && at != At::kKepts)) {
       next = At::kSkipped;
     } else if (at == At::kTop && field_ == Field::kFeatures && array) {
       next = At::kFeatures;
@@ -293,6 +323,11 @@ bool ManifestReader::OnOpen(char bracket) {
     } else if (at == At::kShards && !array) {
       next = At::kShard;
       manifest.shards.emplace_back();
+    } else if (at == At::kTop && field_ == Field::kKept && array) {
+      next = At::kKepts;
+    } else if (at == At::kKepts && !array) {
+      next = At::kKept;
+      kept.emplace_back().kept.emplace();
     } else {
       return FailExpected("another type", array ? "an array" : "an object");
     }
@@ -306,7 +341,8 @@ bool ManifestReader::OnClose() {
   const Level& level = levels_.back();
   if (level.at == At::kIndex && index_members_ != kIndexMembers) manifest.index.reset();
   for (const Known& known : kKnown) {
-    if (known.at == At::kIndex || MayBeMissing(known.field)) continue;
+    // Whether there is `kept`, the features say.
+    if (known.at == At::kIndex || known.field == Field::kKept || MayBeMissing(known.field)) continue;
     if (known.at == level.at && std::ranges::find(level.keys, known.name) == level.keys.end()) {
       return Fail("{}: missing", Place(known.name));
     }
@@ -315,11 +351,25 @@ bool ManifestReader::OnClose() {
   return true;
 }
 
-Status CheckShards(const std::vector<ManifestShard>& shards, std::uint64_t world, const std::string& file) {
-  if (shards.size() != world) {
-    return Error(StatusCode::kCorrupt, "{}: shards: expected one for each of {} ranks, found {}", file, world,
-                 shards.size());
+// Adds the kept files to the shards.
+Status CheckKept(ManifestReader& reader, const std::string& file) {
+  Manifest& manifest = reader.manifest;
+  const bool required = std::ranges::find(manifest.required_features, kKeptFeature) != manifest.required_features.end();
+  if (required == reader.kept.empty()) {
+    return Error(StatusCode::kCorrupt, "{}: kept: expected {}, found {}", file,
+                 required ? "files, as the feature \"kept\" is required" : "the feature \"kept\" to be required",
+                 required ? "none" : "files");
   }
+  for (std::size_t i = 0; i < reader.kept.size(); ++i) {
+    if (reader.kept[i].kept->rank < manifest.world) continue;
+    return Error(StatusCode::kCorrupt, "{}: kept[{}].rank: expected a rank below the world size {}, found {}", file, i,
+                 manifest.world, reader.kept[i].kept->rank);
+  }
+  std::ranges::move(reader.kept, std::back_inserter(manifest.shards));
+  return Status::Ok();
+}
+
+Status CheckNames(const std::vector<ManifestShard>& shards, const std::string& file) {
   std::vector<std::string_view> names;
   names.reserve(shards.size());
   for (const ManifestShard& shard : shards) names.push_back(shard.file);
@@ -343,6 +393,34 @@ NonFinite WorstOf(const std::vector<ManifestShard>& shards) {
   return worst;
 }
 
+namespace {
+
+// The array's elements and its end.
+void AppendShards(std::string& out, std::span<const ManifestShard> shards) {
+  const char* before = "\n  {\"file\":";
+  for (const ManifestShard& shard : shards) {
+    out += std::exchange(before, ",\n  {\"file\":");
+    AppendJsonString(out, shard.file);
+    if (shard.kept) out += fmt::format(",\"rank\":{}", shard.kept->rank);
+    out += ",\"length\":";
+    AppendDecimal(out, shard.length);
+    out += ",\"header_digest\":\"";
+    AppendHex32(out, shard.header_digest);
+    out += '"';
+    if (shard.kept) {
+      out += fmt::format(",\"step\":{},\"attempt\":", shard.kept->step);
+      AppendJsonString(out, shard.kept->attempt);
+    }
+    if (shard.nonfinite != NonFinite::kNone) {
+      out += fmt::format(",\"nonfinite\":\"{}\"", NonFiniteName(shard.nonfinite));
+    }
+    out += '}';
+  }
+  out += ']';
+}
+
+}  // namespace
+
 std::string EncodeManifest(const Manifest& manifest) {
   std::string out = fmt::format("{{\n \"format_version\":{},\n \"required_features\":[", kManifestVersion);
   for (std::size_t i = 0; i < manifest.required_features.size(); ++i) {
@@ -365,21 +443,12 @@ std::string EncodeManifest(const Manifest& manifest) {
     out += "null";
   }
   out += fmt::format(",\n \"world\":{},\n \"shards\":[", manifest.world);
-  for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
-    const ManifestShard& shard = manifest.shards[i];
-    out += i == 0 ? "\n  {\"file\":" : ",\n  {\"file\":";
-    AppendJsonString(out, shard.file);
-    out += ",\"length\":";
-    AppendDecimal(out, shard.length);
-    out += ",\"header_digest\":\"";
-    AppendHex32(out, shard.header_digest);
-    out += '"';
-    if (shard.nonfinite != NonFinite::kNone) {
-      out += fmt::format(",\"nonfinite\":\"{}\"", NonFiniteName(shard.nonfinite));
-    }
-    out += '}';
+  const auto kept = std::ranges::find_if(manifest.shards, [](const ManifestShard& shard) { return !!shard.kept; });
+  AppendShards(out, {manifest.shards.begin(), kept});
+  if (kept != manifest.shards.end()) {
+    out += ",\n \"kept\":[";
+    AppendShards(out, {kept, manifest.shards.end()});
   }
-  out += ']';
   if (manifest.index) {
     out += ",\n \"index\":{\"file\":";
     AppendJsonString(out, manifest.index->file);
@@ -408,7 +477,13 @@ Result<Manifest> DecodeManifest(std::string_view text, const std::string& file) 
   }
   ManifestReader reader;
   CAIRN_RETURN_IF_ERROR(ReadJson(text, reader, file));
-  CAIRN_RETURN_IF_ERROR(CheckShards(reader.manifest.shards, reader.manifest.world, file));
+  const Manifest& read = reader.manifest;
+  if (read.shards.size() != read.world) {
+    return Error(StatusCode::kCorrupt, "{}: shards: expected one for each of {} ranks, found {}", file, read.world,
+                 read.shards.size());
+  }
+  CAIRN_RETURN_IF_ERROR(CheckKept(reader, file));
+  CAIRN_RETURN_IF_ERROR(CheckNames(read.shards, file));
   std::optional<ManifestIndex>& index = reader.manifest.index;
   if (index && !IsSound(*index, reader.manifest.shards)) index.reset();
   return std::move(reader.manifest);

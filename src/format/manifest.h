@@ -20,6 +20,17 @@ inline constexpr std::string_view kIndexName = "index.cairn";
 inline constexpr std::uint64_t kMaxIndexBytes = 256U << 20;
 inline constexpr std::uint64_t kMaxIndexHeadBytes = 16U << 20;
 
+/// The only feature that this version knows: the checkpoint has kept files.
+inline constexpr std::string_view kKeptFeature = "kept";
+
+/// Of a kept file: which save wrote it, of which rank. Later checkpoints of the rank have the same file.
+struct KeptOrigin {
+  std::uint64_t rank = 0;
+  std::uint64_t step = 0;
+  std::string attempt;
+  friend bool operator==(const KeptOrigin&, const KeptOrigin&) = default;
+};
+
 struct ManifestShard {
   /// A plain file name in the checkpoint's folder: no slash, no leading dot, no control characters.
   std::string file;
@@ -27,6 +38,8 @@ struct ManifestShard {
   std::uint32_t header_digest = 0;
   /// Whether its tensors held infinities or NaNs. kNone also where nobody looked, or the member is invalid.
   NonFinite nonfinite = NonFinite::kNone;
+  /// Set for a kept file.
+  std::optional<KeptOrigin> kept = std::nullopt;
   friend bool operator==(const ManifestShard&, const ManifestShard&) = default;
 };
 
@@ -51,7 +64,7 @@ struct ManifestIndex {
 
 /// The file that makes a folder a checkpoint.
 struct Manifest {
-  /// A reader must refuse a checkpoint with a feature that it does not know. This version has none.
+  /// A reader must refuse a checkpoint with a feature that it does not know. kKeptFeature if there are kept files.
   std::vector<std::string> required_features;
   std::uint64_t step = 0;
   /// The line of training: the member "generation".
@@ -62,7 +75,7 @@ struct Manifest {
   std::string attempt;
   std::optional<ManifestParent> parent;
   std::uint64_t world = 1;
-  /// One for each rank.
+  /// One for each rank, then the kept files.
   std::vector<ManifestShard> shards;
   /// None if there is none or its member is invalid: the checkpoint is valid without it.
   std::optional<ManifestIndex> index;

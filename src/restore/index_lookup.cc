@@ -59,7 +59,8 @@ class WantedPieces {
   explicit WantedPieces(std::span<const std::string_view> names) {
     for (const std::string_view name : names) wanted_[name];
   }
-  WantedPieces(std::optional<std::uint32_t> own, std::span<const TensorEntry* const> wanted) : own_(own) {
+  WantedPieces(std::span<const std::uint32_t> own, std::span<const TensorEntry* const> wanted)
+      : own_(own.begin(), own.end()) {
     for (const TensorEntry* entry : wanted) {
       WantedPiece& piece = wanted_[entry->part ? std::string_view(entry->part->logical_name) : entry->name];
       piece.boxes.push_back(BoxOf(entry->shape, entry->part));
@@ -138,13 +139,15 @@ class WantedPieces {
     if (fresh) found_bytes_ += bytes;
     const std::uint32_t shard = pieces.shard + first * pieces.shard_step;
     at->second.lowest = std::min(at->second.lowest, shard);
-    if (!own_ || *own_ < shard) return;
-    const std::uint32_t behind = *own_ - shard;
-    const bool own = count == 1 ? behind == 0 : behind % pieces.shard_step == 0 && behind / pieces.shard_step < count;
-    at->second.own = at->second.own || own;
+    for (const std::uint32_t own : own_) {
+      if (own < shard) continue;
+      const std::uint32_t behind = own - shard;
+      const bool is = count == 1 ? behind == 0 : behind % pieces.shard_step == 0 && behind / pieces.shard_step < count;
+      at->second.own = at->second.own || is;
+    }
   }
 
-  const std::optional<std::uint32_t> own_ = std::nullopt;
+  const std::vector<std::uint32_t> own_;
   std::map<std::string_view, WantedPiece> wanted_;
   std::size_t found_bytes_ = 0;
   const char* refusal_ = nullptr;
@@ -239,7 +242,7 @@ Result<std::vector<std::uint32_t>> LookUp(IoQueue& queue, const StoredCheckpoint
 }  // namespace
 
 Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
-                                               std::optional<std::uint32_t> own,
+                                               std::span<const std::uint32_t> own,
                                                std::span<const TensorEntry* const> wanted) {
   return LookUp(queue, checkpoint, WantedPieces(own, wanted));
 }

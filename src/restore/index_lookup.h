@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -17,7 +16,7 @@ namespace cairn {
 /// it takes the one in `own`, or else in the lowest shard, like a restore with all headers. An error says why the index
 /// is no help: there is none, it cannot be read, or a tensor is not in it. Blocking; needs exclusive use of the queue.
 [[nodiscard]] Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
-                                                             std::optional<std::uint32_t> own,
+                                                             std::span<const std::uint32_t> own,
                                                              std::span<const TensorEntry* const> wanted);
 
 /// The same for whole tensors of these names, in any shard that holds one.

@@ -1,7 +1,7 @@
 #include "restore/locate.h"
 
 #include <algorithm>
-#include <optional>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -17,21 +17,24 @@
 namespace cairn {
 namespace {
 
-std::optional<std::uint32_t> ShardOf(const Manifest& manifest, std::uint64_t rank) {
+// The rank's shard and its kept file, as far as there are any.
+std::vector<std::uint32_t> FilesOf(const Manifest& manifest, std::uint64_t rank) {
   const std::string name = ShardName(rank);
+  std::vector<std::uint32_t> files;
   for (std::uint32_t s = 0; s < manifest.shards.size(); ++s) {
-    if (manifest.shards[s].file == name) return s;
+    const ManifestShard& shard = manifest.shards[s];
+    if (shard.kept ? shard.kept->rank == rank : shard.file == name) files.push_back(s);
   }
-  return std::nullopt;
+  return files;
 }
 
-// Wanted tensors that the shard does not hold in this form.
-std::vector<const TensorEntry*> MissingFrom(const ShardHeader* own, const TensorTable& table,
-                                            const std::vector<std::uint32_t>& wanted) {
+// Wanted tensors that the files do not hold in this form.
+std::vector<const TensorEntry*> MissingFrom(std::span<const ShardFile> files, std::span<const std::uint32_t> own,
+                                            const TensorTable& table, const std::vector<std::uint32_t>& wanted) {
   std::unordered_map<std::string_view, const ShardTensor*> held;
-  if (own != nullptr) {
-    for (const ShardTensor& tensor : own->tensors) held.emplace(tensor.name, &tensor);
-    for (const auto& [alias, holder] : own->aliases) held.emplace(alias, held.at(holder));
+  for (const std::uint32_t file : own) {
+    for (const ShardTensor& tensor : files[file].header.tensors) held.emplace(tensor.name, &tensor);
+    for (const auto& [alias, holder] : files[file].header.aliases) held.emplace(alias, held.at(holder));
   }
   std::vector<const TensorEntry*> missing;
   for (const std::uint32_t i : wanted) {
@@ -76,10 +79,10 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
     return MatchTensors(SavedShards(opened.files), rank, table, how);
   };
 
-  const std::optional<std::uint32_t> own = own_shard ? ShardOf(checkpoint.manifest, rank) : std::nullopt;
-  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
-  if (opened.files.size() > 1) {
-    const auto missing = MissingFrom(own ? &opened.files[*own].header : nullptr, table, wanted);
+  const std::vector<std::uint32_t> own = own_shard ? FilesOf(checkpoint.manifest, rank) : std::vector<std::uint32_t>();
+  CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, own, opened.files));
+  if (opened.files.size() > std::max<std::size_t>(own.size(), 1)) {
+    const auto missing = MissingFrom(opened.files, own, table, wanted);
     if (missing.empty()) return match(all_found);
     Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, own, missing);
     Status why = named.status();
@@ -97,11 +100,12 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
 
 Status LocatePart(IoQueue& queue, const StoredCheckpoint& checkpoint, const InspectPart& part,
                   const EventCallback& on_event, OpenedCheckpoint& opened) {
-  const auto own = part.rank ? ShardOf(checkpoint.manifest, *part.rank) : std::nullopt;
-  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
+  std::vector<std::uint32_t> own;
+  if (part.rank) own = FilesOf(checkpoint.manifest, *part.rank);
+  CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, own, opened.files));
   std::vector<std::string_view> missing = MissingNames(opened, {part.names.begin(), part.names.end()});
   if (missing.empty()) return Status::Ok();
-  if (opened.files.size() > 1) {
+  if (opened.files.size() > std::max<std::size_t>(own.size(), 1)) {
     const Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, missing);
     Status why = named.status();
     if (named.ok()) {

@@ -61,13 +61,18 @@ Status VerifyShards(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, c
   return Status::Ok();
 }
 
+// Without the kept files, which hold no values.
+std::span<ShardFile> RankFiles(const StoredCheckpoint& checkpoint, OpenedCheckpoint& opened) {
+  return std::span(opened.files).first(checkpoint.manifest.world);
+}
+
 CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint& opened) {
   CheckpointDetails details{.info = checkpoint.info};
   for (StoredTensor& tensor : ListTensors(opened.files, ShardNames(checkpoint))) {
     details.tensors.push_back(std::move(tensor.info));
   }
-  details.values.resize(opened.files.size());
-  for (ShardFile& file : opened.files) {
+  details.values.resize(checkpoint.manifest.world);
+  for (ShardFile& file : RankFiles(checkpoint, opened)) {
     if (!file.has_header || file.header.shard >= details.values.size()) continue;
     details.values[file.header.shard] = std::move(file.header.values);
   }
@@ -76,9 +81,9 @@ CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint
 
 // The rank's header, with the values that DetailsOf took out of it.
 void KeepHeader(const RestoreParts& parts, std::uint64_t rank, const CheckpointDetails& details,
-                OpenedCheckpoint& opened) {
+                std::span<ShardFile> files) {
   if (parts.kept == nullptr || rank >= details.values.size()) return;
-  for (ShardFile& file : opened.files) {
+  for (ShardFile& file : files) {
     if (!file.has_header || file.header.shard != rank) continue;
     file.fd.Reset();
     file.header.values = details.values[rank];
@@ -148,7 +153,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                     .tensors = matched.tensors,
                     .bytes = matched.bytes,
                     .missing = std::move(matched.missing)};
-  for (ShardFile& file : opened.files) {
+  for (ShardFile& file : RankFiles(checkpoint, opened)) {
     if (parts.own_shard && file.has_header && file.header.shard == own) restored.values = std::move(file.header.values);
   }
   return restored;
@@ -199,11 +204,15 @@ Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const Sto
   for (std::size_t rank = 0; rank < details.values.size(); ++rank) {
     if (rank != part.rank) details.values[rank].clear();
   }
-  const std::string own = part.rank ? ShardName(*part.rank) : "";
+  std::set<std::string_view> own;
+  for (std::size_t i = 0; i < opened.files.size(); ++i) {
+    const ShardFile& file = opened.files[i];
+    if (file.has_header && file.header.shard == part.rank) own.insert(checkpoint.manifest.shards[i].file);
+  }
   const std::set<std::string_view> names(part.names.begin(), part.names.end());
   std::erase_if(details.tensors,
-                [&](const TensorInfo& tensor) { return tensor.file != own && !names.contains(tensor.name); });
-  if (part.rank) KeepHeader(parts, *part.rank, details, opened);
+                [&](const TensorInfo& tensor) { return !own.contains(tensor.file) && !names.contains(tensor.name); });
+  if (part.rank) KeepHeader(parts, *part.rank, details, RankFiles(checkpoint, opened));
   return details;
 }
 

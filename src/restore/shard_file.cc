@@ -120,11 +120,13 @@ IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
 
 Status CheckPlace(const Manifest& manifest, const ManifestShard& shard, const ShardFile& file) {
   const ShardHeader& header = file.header;
-  if (!header.cairn || header.step != manifest.step || header.attempt != manifest.attempt ||
-      ShardName(header.shard) != shard.file) {
+  const std::uint64_t step = shard.kept ? shard.kept->step : manifest.step;
+  const std::string& attempt = shard.kept ? shard.kept->attempt : manifest.attempt;
+  const std::string found = shard.kept ? KeptName(header.shard, header.attempt) : ShardName(header.shard);
+  if (!header.cairn || header.step != step || header.attempt != attempt || found != shard.file ||
+      (shard.kept && header.shard != shard.kept->rank)) {
     return Error(StatusCode::kCorrupt, "{}: expected {} of step {}, attempt {}; found {} of step {}, attempt {}",
-                 file.name, shard.file, manifest.step, manifest.attempt, ShardName(header.shard), header.step,
-                 header.attempt);
+                 file.name, shard.file, step, attempt, found, header.step, header.attempt);
   }
   if (header.shard >= manifest.world) {
     return Error(StatusCode::kCorrupt, "{}: expected a rank below the world size {}, found {}", file.name,

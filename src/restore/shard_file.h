@@ -51,7 +51,8 @@ void Forget(ShardFile& file);
 IoTask<Status> OpenShardFile(ShardFile& file);
 
 /// Opens a shard of the checkpoint and reads its header. Corrupt if the file is missing, is not a regular file, or has
-/// another length or header digest than in the manifest, or if the header belongs to another step, attempt or shard.
+/// another length or header digest than in the manifest, or if the header belongs to another step, attempt or shard
+/// than the manifest's, or, for a kept file, than the manifest says of it.
 /// All arguments outlive the task.
 IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const ManifestShard& shard, ShardFile& file);
 

@@ -69,5 +69,8 @@ bool IsLeftover(std::string_view name) {
 }
 
 std::string ShardName(std::uint64_t shard) { return fmt::format("shard-{:05}.safetensors", shard); }
+std::string KeptName(std::uint64_t rank, std::string_view attempt) {
+  return fmt::format("kept-{:05}-{}.safetensors", rank, attempt);
+}
 
 }  // namespace cairn

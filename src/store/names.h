@@ -40,5 +40,7 @@ inline constexpr std::string_view kPinName = "pinned";
 [[nodiscard]] bool IsLeftover(std::string_view name);
 /// "shard-00000.safetensors"
 [[nodiscard]] std::string ShardName(std::uint64_t shard);
+/// "kept-00000-<attempt>.safetensors": what has not changed since that attempt wrote it.
+[[nodiscard]] std::string KeptName(std::uint64_t rank, std::string_view attempt);
 
 }  // namespace cairn

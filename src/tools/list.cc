@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/human.h"
@@ -29,7 +31,22 @@ struct Listed {
   StoredCheckpoint checkpoint;
   /// An object of numbers.
   json metrics;
+  /// Bytes that it shares with checkpoints before it in the list.
+  std::uint64_t shared = 0;
 };
+
+using Inodes = std::set<std::pair<std::uint64_t, std::uint64_t>>;
+
+/// Of the checkpoint's kept files, the bytes of those that `seen` has already, which it adds the others to.
+std::uint64_t SharedBytes(const StoredCheckpoint& checkpoint, Inodes& seen) {
+  std::uint64_t bytes = 0;
+  for (const ManifestShard& shard : checkpoint.manifest.shards) {
+    struct stat found {};
+    if (!shard.kept || ::lstat((checkpoint.info.path + "/" + shard.file).c_str(), &found) != 0) continue;
+    if (!seen.emplace(found.st_dev, found.st_ino).second) bytes += shard.length;
+  }
+  return std::min(bytes, checkpoint.info.bytes);
+}
 
 /// Whether it is a float that JSON lacks, as the Python package writes it: ["float","nan"].
 bool IsTypedFloat(const json& value) {
@@ -68,6 +85,7 @@ Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root)
   CAIRN_RETURN_IF_ERROR(CheckRoot(root));
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
   std::vector<Listed> list;
+  Inodes seen;
   for (StoredCheckpoint& one : stored) {
     json metrics = json::object();
     if (one.info.status.ok()) {
@@ -79,7 +97,8 @@ Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root)
         one.info.status = read.status();
       }
     }
-    list.push_back({std::move(one), std::move(metrics)});
+    const std::uint64_t shared = SharedBytes(one, seen);
+    list.push_back({std::move(one), std::move(metrics), shared});
   }
   return list;
 }
@@ -96,12 +115,13 @@ std::string MetricsText(const json& metrics) {
   return text;
 }
 
-std::string Note(const CheckpointInfo& info) {
+std::string Note(const CheckpointInfo& info, std::uint64_t shared) {
   if (!info.status.ok()) return Coloured(Printable(info.status.ToString()), Colour::kRed);
   std::vector<std::string> notes;
   if (info.nonfinite != NonFinite::kNone) notes.push_back(MarkText(info.nonfinite));
   if (info.pinned) notes.emplace_back(FindPin(info.path) == PinOwner::kBest ? "pinned by keep_best" : "pinned");
   if (info.copy) notes.push_back(LineText(info));
+  if (shared != 0) notes.push_back(fmt::format("and {} shared with steps above", HumanBytes(shared)));
   return fmt::format("{}", fmt::join(notes, ", "));
 }
 
@@ -130,15 +150,15 @@ void PrintList(const std::string& root, const std::vector<Listed>& list) {
     return;
   }
   std::vector<CheckpointInfo> infos;
-  for (const auto& [checkpoint, metrics] : list) infos.push_back(checkpoint.info);
+  for (const Listed& one : list) infos.push_back(one.checkpoint.info);
   const bool several = HaveSeveralLines(infos);
   std::vector<std::vector<std::string>> rows{{"STEP", "LINE", "TIME", "SIZE", "RANKS", "METRICS", "NOTE"}};
-  for (const auto& [checkpoint, metrics] : list) {
+  for (const auto& [checkpoint, metrics, shared] : list) {
     const CheckpointInfo& info = checkpoint.info;
     const bool known = info.world > 0;  // Its manifest is good.
     const std::string line = !several ? "" : known ? std::to_string(info.line) : "-";
-    rows.push_back({std::to_string(info.step), line, CommitTime(info), known ? HumanBytes(info.bytes) : "-",
-                    known ? std::to_string(info.world) : "-", MetricsText(metrics), Note(info)});
+    rows.push_back({std::to_string(info.step), line, CommitTime(info), known ? HumanBytes(info.bytes - shared) : "-",
+                    known ? std::to_string(info.world) : "-", MetricsText(metrics), Note(info, shared)});
   }
   PrintFilled(std::move(rows));
 }
@@ -156,9 +176,10 @@ Result<int> List(const ListOptions& options) {
       exit_code = std::max(exit_code, ReportError(list.status()));
       continue;
     }
-    for (const auto& [checkpoint, metrics] : *list) {
+    for (const auto& [checkpoint, metrics, shared] : *list) {
       objects.push_back(ToJson(checkpoint.info));
       objects.back()["metrics"] = metrics;
+      if (shared != 0) objects.back()["shared_bytes"] = shared;
       if (!checkpoint.info.status.ok()) exit_code = std::max(exit_code, kDamagedOrDifferent);
     }
     if (options.json) continue;

@@ -91,7 +91,11 @@ class JsonText {
       fmt::print("{}\n    {}", any_ ? "," : "", JsonLine(ToJson(tensor.info)));
       any_ = true;
     }
-    for (std::uint32_t file = first; file < end; ++file) values_.push_back(ValuesText(source.header(file).values));
+    // Kept files, which come behind the ranks' shards, have none.
+    const std::uint64_t ranks = source.checkpoint() != nullptr ? source.checkpoint()->manifest.world : end;
+    for (std::uint32_t file = first; file < std::min<std::uint64_t>(end, ranks); ++file) {
+      values_.push_back(ValuesText(source.header(file).values));
+    }
   }
   void End() {
     if (!head_.empty()) Begin();

@@ -36,9 +36,20 @@ def read_manifest(folder):
     assert tail, "no digest"
     assert int(tail[1], 16) == crc32c(text[:-25]), "digest"
     manifest = parse(text)
-    assert manifest["format_version"] == 1 and manifest["required_features"] == []
+    assert manifest["format_version"] == 1 and set(manifest["required_features"]) <= {"kept"}
     assert manifest["world"] == len(manifest["shards"])
+    assert bool(manifest.get("kept")) == ("kept" in manifest["required_features"])
+    names = [entry["file"] for entry in files_of(manifest)]
+    assert len(set(names)) == len(names)
+    for entry in manifest.get("kept", []):
+        assert entry["rank"] < manifest["world"]
+        assert entry["file"] == f"kept-{entry['rank']:05}-{entry['attempt']}.safetensors"
     return manifest
+
+
+def files_of(manifest):
+    """The shards, then the kept files: read_shard reads both."""
+    return manifest["shards"] + manifest.get("kept", [])
 
 
 def _value(encoded):
@@ -60,6 +71,9 @@ def read_shard(folder, entry):
     data = content[begin:]
     own = header.pop("__metadata__")
     assert own["cairn.format_version"] == "1"
+    if "rank" in entry:
+        found = own["cairn.step"], own["cairn.attempt"], own["cairn.shard"]
+        assert found == (str(entry["step"]), entry["attempt"], str(entry["rank"]))
     block = int(own["cairn.crc32c_block"])
     sums = [own["cairn.crc32c"][i : i + 8] for i in range(0, len(own["cairn.crc32c"]), 8)]
     assert sums == [f"{crc32c(data[i : i + block]):08x}" for i in range(0, len(data), block)]
@@ -112,7 +126,7 @@ class Index:
     def __init__(self, folder, manifest):
         member = manifest["index"]
         self._path = os.path.join(folder, member["file"])
-        self._shards = len(manifest["shards"])
+        self._shards = len(files_of(manifest))
         assert os.path.getsize(self._path) == member["length"] and member["head"] <= member["length"]
         head = self._read(member["length"] - member["head"], member["head"])
         assert crc32c(head) == int(member["digest"], 16), "head"
@@ -178,7 +192,7 @@ class Index:
 def pieces_of_headers(folder, manifest):
     """All pieces, from the shards' headers."""
     found = set()
-    for shard, entry in enumerate(manifest["shards"]):
+    for shard, entry in enumerate(files_of(manifest)):
         own, tensors, parts, _ = read_shard(folder, entry)
         boxes = {name: ((), ()) for name in tensors}
         for name, part in parts.items():

@@ -1,10 +1,11 @@
 // The C++ half of interop_test.py: `write FOLDER` makes a checkpoint of one shard and prints its contents, `ranks
-// FOLDER` makes one of six shards, `read FILE` prints any safetensors file. One line for each tensor: name, dtype,
-// shape, bytes; name and bytes are hexadecimal.
+// FOLDER` makes one of six shards and a kept file, `read FILE` prints any safetensors file. One line for each tensor:
+// name, dtype, shape, bytes; name and bytes are hexadecimal.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -68,7 +69,9 @@ ShardHeader Sample() {
   return header;
 }
 
-// Six ranks that share tensors in every way and have thousands of separate ones.
+constexpr std::string_view kKeptSince = "5f2b7c1e";  // The attempt that has written what is kept.
+
+// Six ranks that share tensors in every way and have thousands of separate ones; and what rank 3 has kept.
 std::vector<ShardHeader> Ranks() {
   constexpr std::int64_t kRanks = 6;
   std::vector<ShardHeader> headers;
@@ -98,6 +101,12 @@ std::vector<ShardHeader> Ranks() {
     header.aliases = {{"tied", "rows"}};
     headers.push_back(std::move(header));
   }
+  ShardHeader kept;
+  kept.step = 900;
+  kept.attempt = kKeptSince;
+  kept.shard = 3;
+  kept.tensors = {{.name = "frozen", .dtype = DType::kU8, .shape = {5}, .begin = 0, .end = 5}};
+  headers.push_back(std::move(kept));
   return headers;
 }
 
@@ -110,9 +119,15 @@ Result<ManifestShard> WriteShard(const std::string& folder, const ShardHeader& h
     sums.push_back(Crc32c(AsBytes(data.substr(at, kChecksumBlock))));
   }
   writer->SetSums(sums);
-  const std::string file = fmt::format("shard-{:05}.safetensors", header.shard);
-  std::ofstream(folder + "/" + file, std::ios::binary) << writer->bytes() << data;
-  return ManifestShard{.file = file, .length = writer->data_begin() + data.size(), .header_digest = writer->digest()};
+  ManifestShard shard{.file = fmt::format("shard-{:05}.safetensors", header.shard),
+                      .length = writer->data_begin() + data.size(),
+                      .header_digest = writer->digest()};
+  if (header.attempt == kKeptSince) {
+    shard.file = fmt::format("kept-{:05}-{}.safetensors", header.shard, header.attempt);
+    shard.kept = KeptOrigin{.rank = header.shard, .step = header.step, .attempt = header.attempt};
+  }
+  std::ofstream(folder + "/" + shard.file, std::ios::binary) << writer->bytes() << data;
+  return shard;
 }
 
 Status WriteManifest(const std::string& folder, std::span<const ShardHeader> headers,
@@ -126,7 +141,10 @@ Status WriteManifest(const std::string& folder, std::span<const ShardHeader> hea
   Manifest manifest;
   manifest.step = headers[0].step;
   manifest.attempt = headers[0].attempt;
-  manifest.world = shards.size();
+  const auto is_kept = [](const ManifestShard& shard) { return shard.kept.has_value(); };
+  const auto kept = std::ranges::count_if(shards, is_kept);
+  if (kept != 0) manifest.required_features = {std::string(kKeptFeature)};
+  manifest.world = shards.size() - static_cast<std::size_t>(kept);
   manifest.shards = std::move(shards);
   manifest.index = ManifestIndex{.file = std::string(kIndexName),
                                  .length = built->bytes.size(),

@@ -155,6 +155,7 @@ def check_indexed_ranks(folder):
     assert by_name["rows"] == [(shard, (4 * shard, 0), (4, 2)) for shard in range(6)]
     assert by_name["step"] == [(shard, (), ()) for shard in range(6)]
     assert len(by_name["grid"]) == len(by_name["uneven"]) == 6
+    assert by_name["frozen"] == [(6, (), ())]
     assert by_name["tied"] == [(shard, (4 * shard, 0), (4, 2)) for shard in range(6)]
     # One flipped bit in a block and in the head.
     path = os.path.join(folder, "index.cairn")

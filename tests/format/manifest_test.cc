@@ -40,11 +40,13 @@ std::string Sealed(std::string text) {
   return text.replace(at + tail.size(), 8, digits);
 }
 
-std::string Edited(const std::string& from, const std::string& to) {
-  std::string text = EncodeManifest(Rich());
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
   const auto at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return Sealed(text.replace(at, from.size(), to));
+}
+std::string Edited(const std::string& from, const std::string& to) {
+  return Replaced(EncodeManifest(Rich()), from, to);
 }
 
 void ExpectBroken(const std::string& text, const std::string& words, StatusCode code = StatusCode::kCorrupt) {
@@ -54,8 +56,21 @@ void ExpectBroken(const std::string& text, const std::string& words, StatusCode 
   EXPECT_THAT(decoded.status().message(), HasSubstr("step/manifest.json: " + words));
 }
 
+Manifest WithKept() {
+  Manifest manifest = Rich();
+  manifest.required_features = {std::string(kKeptFeature)};
+  for (const std::uint64_t rank : {1, 0}) {
+    manifest.shards.push_back({.file = "kept-0000" + std::to_string(rank) + "-5f2b.safetensors",
+                               .length = 8192 + rank,
+                               .header_digest = 0x0badcafe,
+                               .nonfinite = rank == 0 ? NonFinite::kInfinity : NonFinite::kNone,
+                               .kept = KeptOrigin{.rank = rank, .step = 800, .attempt = "5f2b"}});
+  }
+  return manifest;
+}
+
 TEST(Manifest, EveryFieldRoundTrips) {
-  for (const Manifest& manifest : {Rich(), Manifest{.attempt = "a", .shards = {{.file = "s"}}}}) {
+  for (const Manifest& manifest : {Rich(), WithKept(), Manifest{.attempt = "a", .shards = {{.file = "s"}}}}) {
     const auto decoded = DecodeManifest(EncodeManifest(manifest), "m");
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     EXPECT_EQ(*decoded, manifest);
@@ -135,8 +150,10 @@ TEST(ManifestCorruption, FormatVersion) {
 TEST(ManifestCorruption, RequiredFeatures) {
   Manifest manifest = Rich();
   manifest.required_features = {"zstd"};
-  ExpectBroken(EncodeManifest(manifest), "required_features: expected none, as this version knows none, found \"zstd\"",
-               StatusCode::kUnsupported);
+  const std::string words = "required_features: expected only \"kept\", as this version knows no other, found \"zstd\"";
+  ExpectBroken(EncodeManifest(manifest), words, StatusCode::kUnsupported);
+  manifest.required_features = {"kept", "zstd"};
+  ExpectBroken(EncodeManifest(manifest), words, StatusCode::kUnsupported);
   ExpectBroken(Edited("features\":[]", "features\":[1]"), "required_features: expected strings, found the number 1");
   ExpectBroken(Edited("features\":[]", "features\":{}"), "required_features: expected another type");
   ExpectBroken(Edited("features\":[]", "features\":null"), "required_features: expected an array, found null");
@@ -264,6 +281,54 @@ TEST(ManifestVersions, MembersThatLaterVersionsAddAreSkipped) {
   const auto in_shard = DecodeManifest(Edited("\"length\":4096", "\"x\":{\"length\":1},\"length\":4096"), "m");
   ASSERT_TRUE(in_shard.ok()) << in_shard.status();
   EXPECT_EQ(*in_shard, Rich());
+}
+
+TEST(ManifestKept, TextIsAsDocumented) {
+  EXPECT_THAT(EncodeManifest(WithKept()), HasSubstr(R"("nonfinite":"nan"}],
+ "kept":[
+  {"file":"kept-00001-5f2b.safetensors","rank":1,"length":8193,"header_digest":"0badcafe","step":800,"attempt":"5f2b"},
+  {"file":"kept-00000-5f2b.safetensors","rank":0,"length":8192,"header_digest":"0badcafe","step":800,"attempt":"5f2b","nonfinite":"inf"}],
+ "digest")"));
+}
+
+TEST(ManifestKept, CountsForTheWorstValueAndMayComeBeforeTheShards) {
+  Manifest manifest = WithKept();
+  for (ManifestShard& shard : manifest.shards) shard.nonfinite = shard.kept ? NonFinite::kNaN : NonFinite::kNone;
+  std::string text = EncodeManifest(manifest);
+  const auto begin = text.find(" \"kept\"");
+  const std::string kept = text.substr(begin, text.find("],", begin) + 3 - begin);
+  text.erase(begin, kept.size()).insert(text.find(" \"world\""), kept);
+
+  const auto decoded = DecodeManifest(Sealed(text), "m");
+
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, manifest);
+  EXPECT_EQ(WorstOf(decoded->shards), NonFinite::kNaN);
+}
+
+TEST(ManifestCorruption, Kept) {
+  const auto edited = [](const std::string& from, const std::string& to) {
+    return Replaced(EncodeManifest(WithKept()), from, to);
+  };
+  ExpectBroken(edited("\"kept\":[", "\"kelp\":["), "kept: expected files, as the feature \"kept\" is required");
+  ExpectBroken(edited("\"kept\":[\n", "\"kept\":[],\"x\":["), "kept: expected files, as the feature");
+  ExpectBroken(edited("features\":[\"kept\"]", "features\":[]"), "kept: expected the feature \"kept\" to be required");
+  ExpectBroken(edited("\"kept\":[\n", "\"kept\":[7,"), "kept: expected objects, found the number 7");
+  ExpectBroken(edited("\"kept\":[\n", "\"kept\":[[],"), "kept: expected another type, found an array");
+  ExpectBroken(edited("\"kept\":[\n", "\"kept\":{},\"x\":["), "kept: expected another type, found an object");
+  ExpectBroken(edited("\"kept\":[\n", "\"kept\":null,\"x\":["), "kept: expected an array, found null");
+  ExpectBroken(edited("\"rank\":1", "\"rank\":2"), "kept[0].rank: expected a rank below the world size 2, found 2");
+  ExpectBroken(edited("\"rank\":0", "\"rank\":-1"), "kept[1].rank: expected an integer");
+  ExpectBroken(edited("\"rank\":0,", ""), "kept[1].rank: missing");
+  ExpectBroken(edited("\"step\":800", "\"step\":\"800\""), "kept[0].step: expected an integer");
+  ExpectBroken(edited("\"step\":800,", ""), "kept[0].step: missing");
+  ExpectBroken(edited("\"attempt\":\"5f2b\"", "\"attempt\":\"../x\""), "kept[0].attempt: expected 1 to 64 letters");
+  ExpectBroken(edited(",\"attempt\":\"5f2b\"", ""), "kept[0].attempt: missing");
+  ExpectBroken(edited("\"file\":\"kept-00001", "\"file\":\"../kept-00001"), "kept[0].file: expected a plain file name");
+  ExpectBroken(edited("kept-00001-5f2b.safetensors", "shard-00001.safetensors"),
+               "shards: expected each file once, found \"shard-00001.safetensors\"");
+  ExpectBroken(edited("\"length\":8192,", ""), "kept[1].length: missing");
+  ExpectBroken(edited("\"0badcafe\"", "\"0BADCAFE\""), "kept[0].header_digest: expected 8 lower-case");
 }
 
 Manifest Indexed() {

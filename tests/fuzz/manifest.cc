@@ -13,9 +13,15 @@ void Read(std::string_view text) {
   const Result<Manifest> read = DecodeManifest(text, file);
   if (!read.ok()) return RequireRefusal(read.status(), file);
 
-  Require(read->required_features.empty(), "this version knows no feature");
-  Require(read->shards.size() == read->world, "one shard for each rank");
-  for (const ManifestShard& shard : read->shards) {
+  Require(read->shards.size() >= read->world, "one shard for each rank");
+  Require(read->required_features.empty() == (read->shards.size() == read->world), "kept files are a feature");
+  for (const std::string& feature : read->required_features) {
+    Require(feature == kKeptFeature, "this version knows one feature", feature);
+  }
+  for (std::size_t i = 0; i < read->shards.size(); ++i) {
+    const ManifestShard& shard = read->shards[i];
+    Require(shard.kept.has_value() == (i >= read->world), "the shards come before the kept files", shard.file);
+    Require(!shard.kept || shard.kept->rank < read->world, "a kept file is of a rank", shard.file);
     Require(!shard.file.empty() && shard.file[0] != '.' && shard.file.find('/') == std::string::npos,
             "a shard's file has a plain name", shard.file);
   }

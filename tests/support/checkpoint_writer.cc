@@ -16,17 +16,19 @@
 namespace cairn {
 namespace {
 
-ManifestShard WriteShard(const std::string& folder, const CheckpointContent& content, std::uint64_t number) {
-  std::vector<SavedTensor> tensors = content.shards[number].tensors;
+// A shard, or with `origin` a kept file.
+ManifestShard WriteShard(const std::string& folder, const CheckpointContent& content, const SavedShardContent& shard,
+                         std::uint64_t number, const std::optional<KeptOrigin>& origin = std::nullopt) {
+  std::vector<SavedTensor> tensors = shard.tensors;
   std::sort(tensors.begin(), tensors.end(), [](const SavedTensor& a, const SavedTensor& b) {
     return StoredTensorKey{a.dtype, a.bytes.size(), a.name} < StoredTensorKey{b.dtype, b.bytes.size(), b.name};
   });
   ShardHeader header;
-  header.step = content.step;
-  header.attempt = content.attempt;
+  header.step = origin ? origin->step : content.step;
+  header.attempt = origin ? origin->attempt : content.attempt;
   header.shard = number;
-  header.aliases = content.shards[number].aliases;
-  header.values = content.shards[number].values;
+  header.aliases = shard.aliases;
+  header.values = shard.values;
   header.checksums = content.checksums;
   std::string data;
   for (const SavedTensor& tensor : tensors) {
@@ -42,9 +44,10 @@ ManifestShard WriteShard(const std::string& folder, const CheckpointContent& con
     sums.push_back(Crc32c(std::as_bytes(std::span(data.data() + at, n))));
   }
   writer->SetSums(sums);
-  const std::string file = ShardName(number);
+  const std::string file = origin ? KeptName(number, origin->attempt) : ShardName(number);
   WriteWholeFile(folder + "/" + file, std::string(writer->bytes()) + data);
-  return {file, writer->bytes().size() + data.size(), writer->digest()};
+  return {
+      .file = file, .length = writer->bytes().size() + data.size(), .header_digest = writer->digest(), .kept = origin};
 }
 
 }  // namespace
@@ -72,7 +75,13 @@ std::string WriteCheckpoint(const std::string& root, const CheckpointContent& co
   manifest.root = content.root;
   manifest.attempt = content.attempt;
   manifest.world = content.shards.size();
-  for (std::uint64_t i = 0; i < content.shards.size(); ++i) manifest.shards.push_back(WriteShard(folder, content, i));
+  for (std::uint64_t i = 0; i < content.shards.size(); ++i) {
+    manifest.shards.push_back(WriteShard(folder, content, content.shards[i], i));
+  }
+  for (const SavedKeptContent& kept : content.kept) {
+    manifest.required_features = {std::string(kKeptFeature)};
+    manifest.shards.push_back(WriteShard(folder, content, kept.content, kept.origin.rank, kept.origin));
+  }
   WriteManifest(folder, manifest);
   return folder;
 }

@@ -31,6 +31,12 @@ struct SavedShardContent {
   Values values;
 };
 
+/// A kept file, as the save that `origin` names wrote it.
+struct SavedKeptContent {
+  KeptOrigin origin;
+  SavedShardContent content;
+};
+
 struct CheckpointContent {
   std::uint64_t step = 1;
   std::uint64_t line = 0;
@@ -38,6 +44,7 @@ struct CheckpointContent {
   std::string attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
   bool checksums = true;
   std::vector<SavedShardContent> shards;
+  std::vector<SavedKeptContent> kept = {};
 };
 
 /// Writes a whole, valid checkpoint folder with plain writes, as a save would leave it; returns its path. A failure to

@@ -63,6 +63,40 @@ TEST_F(ToolsTest, LsDoesNotCheckShardsButVerifyDoes) {
   EXPECT_EQ(verified.parsed()[0]["ok"], true);
 }
 
+// Two steps that share a kept file: its bytes count once in a list, and everything reads it like a shard.
+TEST_F(ToolsTest, KeptFilesAreReadAsShardsAndCountedOnce) {
+  const SavedTensor base = MakeTensor("base", DType::kF32, {500'000}, 4);
+  for (const std::uint64_t step : {3000U, 4000U}) {
+    WriteCheckpoint(root_, {.step = step,
+                            .shards = {{.tensors = {weight_}, .values = {{"lr", 0.25}}}},
+                            .kept = {{.origin = {.step = 3000, .attempt = "first"}, .content = {.tensors = {base}}}}});
+  }
+  const std::string name = "/" + KeptName(0, "first");
+  std::filesystem::remove(StepFolder(4000) + name);
+  std::filesystem::create_hard_link(StepFolder(3000) + name, StepFolder(4000) + name);
+
+  const json list = Run({"ls", root_, "--json"}).parsed();
+  const Ran text = Run({"ls", root_});
+  const json shown = Run({"show", StepFolder(4000), "--json"}).parsed();
+  const Ran same = Run({"diff", StepFolder(3000), StepFolder(4000)});
+  const Ran verified = Run({"verify", root_});
+  const Ran exported = Run({"export", StepFolder(4000), "--out", directory_ / "all.safetensors"});
+
+  EXPECT_EQ(list[2]["bytes"], list[3]["bytes"]);
+  EXPECT_FALSE(list[2].contains("shared_bytes"));
+  EXPECT_EQ(list[3]["shared_bytes"], std::filesystem::file_size(StepFolder(3000) + name));
+  EXPECT_THAT(text.out, HasSubstr("and 1.9 MiB shared with steps above"));
+  EXPECT_EQ(shown["tensors"].size(), 2U);
+  EXPECT_EQ(shown["tensors"][0]["file"], name.substr(1));
+  EXPECT_EQ(shown["values"].size(), 1U);
+  EXPECT_EQ(same.code, 0) << same.out << same.err;
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  EXPECT_EQ(exported.code, 0) << exported.err;
+  const std::string all = ReadWholeFile(directory_ / "all.safetensors");
+  EXPECT_NE(all.find(base.bytes), std::string::npos);
+  EXPECT_NE(all.find(weight_.bytes), std::string::npos);
+}
+
 TEST_F(ToolsTest, LsOfAMissingRootFails) { EXPECT_EQ(Run({"ls", directory_ / "absent"}).code, 2); }
 
 TEST_F(ToolsTest, LsOfAnEmptyFolderSaysSo) {
