@@ -88,6 +88,13 @@ struct TensorView {
   /// Size of the memory from `data` on; 0 means unknown. If it is known, a view that reaches beyond it is refused.
   std::uint64_t bytes = 0;
   std::optional<TensorPart> part = std::nullopt;
+  /// Nobody changes its bytes but a Restore of the Checkpointer that saves it, as long as name, memory and `version`
+  /// stay the same. A save then takes it from the last checkpoint of this process and writes it only where there is
+  /// none: what is frozen costs neither time nor space. Say it of what training does not change.
+  bool frozen = false;
+  /// Of a frozen tensor: another number says that its bytes may have changed after all, as torch's version counter
+  /// does. It is then written again.
+  std::uint64_t version = 0;
 };
 
 /// JSON text, kept as given. It is parsed once, to refuse invalid JSON.

@@ -39,6 +39,7 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
 Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const RestoreCall& call) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   const Status readable = CheckReadable(selector);
+  if (engine != nullptr) engine->ForgetKept();
   const RestoreParts parts = MakeRestoreParts();
   SoloGroup solo;
   std::atomic<std::uint64_t> own_round = 0;  // The group's are counted alike on every rank.

@@ -111,7 +111,8 @@ TensorTable::TensorTable(const TensorTable& other)
       bytes_(other.bytes_),
       small_bytes_(other.small_bytes_),
       cpu_bytes_(other.cpu_bytes_),
-      waits_for_streams_(other.waits_for_streams_) {
+      waits_for_streams_(other.waits_for_streams_),
+      has_frozen_(other.has_frozen_) {
   index_.reserve(entries_.size());
   for (std::uint32_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
 }
@@ -130,7 +131,9 @@ Status TensorTable::Add(std::string name, TensorView view) {
                     .dtype = view.dtype,
                     .device = view.device,
                     .layout = MakeStridedLayout(view.data, DTypeSize(view.dtype), view.shape, view.strides),
-                    .part = std::move(view.part)};
+                    .part = std::move(view.part),
+                    .frozen = view.frozen,
+                    .version = view.version};
   entry.save_only = entry.bytes() != 0 && HasSharedElements(view.shape, view.strides);
   entry.shape = std::move(view.shape);
   if (entry.save_only && entry.device.kind != DeviceKind::kCpu) {
@@ -157,6 +160,7 @@ Status TensorTable::Add(std::string name, TensorView view) {
 
 void TensorTable::Append(TensorEntry entry) {
   const auto id = static_cast<std::uint32_t>(entries_.size());
+  has_frozen_ = has_frozen_ || entry.frozen;
   if (!entry.is_alias() && entry.bytes() != 0) {
     by_address_.emplace(entry.layout.base, id);
     bytes_ += entry.bytes();

@@ -35,6 +35,9 @@ struct TensorEntry {
   /// CPU memory that a GPU's streams may still write when Save is called: pinned or managed. It is read once they have
   /// come to the call, however small it is.
   bool written_by_streams = false;
+  /// See TensorView.
+  bool frozen = false;
+  std::uint64_t version = 0;
   /// Its elements share memory, as those of an expanded tensor, or run backwards: it cannot be restored into.
   bool save_only = false;
 
@@ -67,6 +70,8 @@ class TensorTable {
   [[nodiscard]] std::uint64_t cpu_bytes() const { return cpu_bytes_; }
   /// Some entry is written_by_streams.
   [[nodiscard]] bool waits_for_streams() const { return waits_for_streams_; }
+  /// Some entry is frozen.
+  [[nodiscard]] bool has_frozen() const { return has_frozen_; }
   /// Each device that holds a non-empty entry, once.
   [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
   /// Entries that are not aliases, in the order of a shard's bytes (base/store_order.h). Computed on the
@@ -90,6 +95,7 @@ class TensorTable {
   std::uint64_t small_bytes_ = 0;
   std::uint64_t cpu_bytes_ = 0;
   bool waits_for_streams_ = false;
+  bool has_frozen_ = false;
   // Not copied: nobody else has the copy yet.
   mutable std::atomic<bool> shared_ = false;
   mutable Mutex order_mutex_;

@@ -57,6 +57,16 @@ class MessageReader final : public JsonEvents {
     to = found->second;
     return true;
   }
+  /// What is said of a file in members whose names begin like this.
+  [[nodiscard]] bool TakeFile(const std::string& prefix, ManifestShard& to) const {
+    std::uint64_t digest = 0;
+    std::uint64_t nonfinite = 0;
+    const bool good = Take(prefix + "length", to.length) && Take(prefix + "digest", digest) && digest <= 0xffffffff &&
+                      Take(prefix + "nonfinite", nonfinite) && nonfinite <= static_cast<unsigned>(NonFinite::kNaN);
+    to.header_digest = static_cast<std::uint32_t>(digest);
+    to.nonfinite = static_cast<NonFinite>(nonfinite);
+    return good;
+  }
   [[nodiscard]] bool Take(Status& to) const {
     std::uint64_t code = 0;
     std::string message;
@@ -141,12 +151,20 @@ Result<AttemptProposal> DecodeAttempt(std::string_view text) {
 std::string EncodePrepared(const PreparedMessage& message) {
   if (!message.failure.ok()) return Dump(FromStatus(message.failure));
   if (message.bucket >= 0) return Dump({{"bucket", message.bucket}, {"texts", message.texts}});
-  return Dump({{"step", message.step},
-               {"restored", message.restored},
-               {"file", message.shard.file},
-               {"length", message.shard.length},
-               {"digest", message.shard.header_digest},
-               {"nonfinite", static_cast<int>(message.shard.nonfinite)}});
+  Object object = {{"step", message.step},
+                   {"restored", message.restored},
+                   {"file", message.shard.file},
+                   {"length", message.shard.length},
+                   {"digest", message.shard.header_digest},
+                   {"nonfinite", static_cast<int>(message.shard.nonfinite)}};
+  if (message.kept) {
+    object["kept_length"] = message.kept->length;
+    object["kept_digest"] = message.kept->header_digest;
+    object["kept_nonfinite"] = static_cast<int>(message.kept->nonfinite);
+    object["kept_step"] = message.kept->kept->step;
+    object["kept_attempt"] = message.kept->kept->attempt;
+  }
+  return Dump(object);
 }
 
 Result<PreparedMessage> DecodePrepared(int rank, std::string_view text) {
@@ -164,16 +182,18 @@ Result<PreparedMessage> DecodePrepared(int rank, std::string_view text) {
     message.bucket = static_cast<int>(number);
     return message;
   }
-  const bool good = read.Take("step", message.step) && read.Take("restored", message.restored) &&
-                    read.Take("file", message.shard.file) && read.Take("length", message.shard.length) &&
-                    read.Take("digest", number) && number <= 0xffffffff &&
-                    message.shard.file == ShardName(static_cast<std::uint64_t>(rank));
-  if (!good) return InvalidMessage(rank, text);
-  message.shard.header_digest = static_cast<std::uint32_t>(number);
-  if (!read.Take("nonfinite", number) || number > static_cast<unsigned>(NonFinite::kNaN)) {
-    return InvalidMessage(rank, text);
+  const auto of_rank = static_cast<std::uint64_t>(rank);
+  bool good = read.Take("step", message.step) && read.Take("restored", message.restored) &&
+              read.Take("file", message.shard.file) && read.TakeFile("", message.shard) &&
+              message.shard.file == ShardName(of_rank);
+  if (good && read.Has("kept_length")) {
+    ManifestShard& kept = message.kept.emplace();
+    KeptOrigin& origin = kept.kept.emplace(KeptOrigin{.rank = of_rank});
+    good = read.TakeFile("kept_", kept) && read.Take("kept_step", origin.step) &&
+           read.Take("kept_attempt", origin.attempt) && IsAttemptId(origin.attempt);
+    kept.file = KeptName(of_rank, origin.attempt);
   }
-  message.shard.nonfinite = static_cast<NonFinite>(number);
+  if (!good) return InvalidMessage(rank, text);
   return message;
 }
 

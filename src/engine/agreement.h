@@ -30,13 +30,14 @@ struct AttemptProposal {
 [[nodiscard]] std::string EncodeAttempt(const AttemptProposal& message);
 [[nodiscard]] Result<AttemptProposal> DecodeAttempt(std::string_view text);
 
-/// prepared/, from each other rank: its shard, its failure, or, if its digests differ from the coordinator's, its
-/// values.
+/// prepared/, from each other rank: its shard and its kept file, its failure, or, if its digests differ from the
+/// coordinator's, its values.
 struct PreparedMessage {
   std::uint64_t step = 0;
   /// The attempt that this rank has restored; empty if none.
   std::string restored;
   ManifestShard shard;
+  std::optional<ManifestShard> kept = std::nullopt;
   /// Not ok: the rank fails, and all other fields are ignored.
   Status failure;
   /// If not negative: the digests differ in this bucket, `texts` holds this rank's values (see EncodeBucket), and there

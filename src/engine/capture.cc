@@ -82,10 +82,10 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
   Batch& batch = batches_[id];
   batch.begun = SaveTask::Clock::now();
   const std::uint64_t begin = next_;
-  const std::uint64_t end = std::min(begin + context_.parts.pool->chunk_bytes(), task_.snapshot().bytes());
+  const std::uint64_t end = task_.snapshot().ChunkEnd(begin);
   std::byte* const memory = buffer.data();
   batch.chunk = {.buffer = std::move(buffer), .begin = begin, .end = end};
-  next_ = end;
+  next_ = task_.snapshot().NextChunk(begin);
 
   std::vector<Snapshot::Piece> pieces = task_.snapshot().Pieces(begin, end, memory);
   const std::vector<DeviceId> staged = staged_.Redirect(begin, pieces);
@@ -96,7 +96,7 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
     copies.lane = NextLane(device);
     if (by_device.size() == 1 && !sums_.empty() && device.CheckSums(copies.pieces).ok()) {
       copies.sums = &sums_[begin / kChecksumBlock];
-      if (looks()) copies.worst = &worst_;
+      if (looks()) copies.worst = &Worst(begin);
     }
     const bool reads = id_of_device.kind == DeviceKind::kCpu ? task_.snapshot().reads_cpu()
                                                              : std::ranges::find(staged, id_of_device) == staged.end();
@@ -262,7 +262,7 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
 
 std::optional<StreamSums> Capture::sums() const {
   if (stage_ != CaptureStage::kCaptured || sums_in_flight_ != 0) return std::nullopt;
-  return StreamSums{.checksums = sums_, .nonfinite = worst_};
+  return StreamSums{.checksums = sums_, .nonfinite = worst_, .kept_nonfinite = worst_kept_};
 }
 
 std::uint32_t Capture::SumBlock(std::uint64_t begin, Bytes bytes) {
@@ -273,7 +273,7 @@ std::uint32_t Capture::SumBlock(std::uint64_t begin, Bytes bytes) {
     crc = Crc32c(bytes.first(run.bytes), crc, {.dtype = run.dtype, .worst = &worst});
     bytes = bytes.subspan(run.bytes);
   }
-  Raise(worst_, worst);
+  Raise(Worst(begin), worst);
   return crc;
 }
 

@@ -122,6 +122,10 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
   [[nodiscard]] Status Launch(Planned planned);
   // The sum of a block of the stream. Looks for what is not finite.
   [[nodiscard]] std::uint32_t SumBlock(std::uint64_t begin, Bytes bytes);
+  // Of the file that the byte of the stream is of.
+  [[nodiscard]] std::atomic<NonFinite>& Worst(std::uint64_t at) {
+    return task_.snapshot().IsKept(at) ? worst_kept_ : worst_;
+  }
   [[nodiscard]] bool looks() const { return context_.parts.options.nonfinite == MarkNonFinite::kMark; }
   // Whether the host sums this block too, which a GPU has summed.
   [[nodiscard]] bool Compares(std::uint64_t block) const;
@@ -139,6 +143,7 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
   const Callbacks callbacks_;
   std::vector<std::uint32_t> sums_;
   std::atomic<NonFinite> worst_ = NonFinite::kNone;
+  std::atomic<NonFinite> worst_kept_ = NonFinite::kNone;
   std::map<std::uint64_t, Batch> batches_;
   StagedChunks staged_;
   // In stream order.

@@ -27,6 +27,8 @@ struct StreamSums {
   std::vector<std::uint32_t> checksums;
   /// The worst value. kNone if nobody looks (Options::nonfinite).
   NonFinite nonfinite = NonFinite::kNone;
+  /// The same of its second part, which a kept file holds.
+  NonFinite kept_nonfinite = NonFinite::kNone;
 };
 
 /// What gives a shard's writer its chunks, in any order: the writer, the ranks' agreement and the commit do not know

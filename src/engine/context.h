@@ -14,6 +14,7 @@
 #include "device/device.h"
 #include "engine/copy_pauses.h"
 #include "engine/inbox.h"
+#include "engine/kept_file.h"
 #include "engine/ledger.h"
 #include "engine/line_record.h"
 #include "engine/staging.h"
@@ -57,6 +58,11 @@ struct EngineContext {
   std::unique_ptr<WatchedQueue> queue;
   std::shared_ptr<SaveLine> line;
   LineRecord line_record;
+  /// What the next save may link; null if nothing. A restore drops it, also what a save before the restore has kept.
+  std::shared_ptr<KeptFile> kept;
+  std::uint64_t restores = 0;
+  /// An event has said that kept files are copied.
+  bool told_copied = false;
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.

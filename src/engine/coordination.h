@@ -73,7 +73,7 @@ enum class CoordinationStage : std::uint8_t {
   return false;
 }
 
-/// All ranks' shards and their runs of the index, by rank.
+/// All ranks' shards and their runs of the index, by rank; then the same of those that have kept files.
 struct PreparedShards {
   std::vector<ManifestShard> shards;
   std::vector<std::string> index_runs;
@@ -83,7 +83,7 @@ struct PreparedShards {
 ///
 /// The coordinator decides, and waits for nobody until all must be prepared. <n> counts its calls of Save:
 ///   attempt/<n>   announced: the save as the coordinator's ledger accepted it, or its refusal; with its step.
-///   prepared/<n>  the only message of each other rank: its shard's length and header digest, or, at once, why it
+///   prepared/<n>  the only message of each other rank: its files' lengths and header digests, or, at once, why it
 ///                 fails. The first failure or mismatch fails the save for all.
 ///   outcome/<n>   announced: committed, or failed. A failure is announced at once and ends all writing.
 /// The other ranks count no calls. Each hears all attempts in order, and a call of Save joins the next attempt of its
@@ -126,7 +126,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   /// This rank may write and has not finished.
   [[nodiscard]] bool named() const { return stage_ == CoordinationStage::kNamed; }
   /// This rank is prepared.
-  virtual void Prepare(const ManifestShard& shard) = 0;
+  virtual void Prepare(const ManifestShard& shard, const std::optional<ManifestShard>& kept) = 0;
   /// Announces the commit's outcome. Only on the coordinator, which alone commits.
   virtual void AnnounceOutcome(const Status& /*outcome*/) {}
   /// This rank fails. Notifies the other ranks at once, unless they know.

@@ -20,7 +20,9 @@ constexpr std::size_t kNamedRanks = 16;
 class Coordinator final : public Coordination {
  public:
   Coordinator(EngineContext& context, const SavePlan& plan, Callbacks callbacks)
-      : Coordination(context, plan, std::move(callbacks)), shards_(static_cast<std::size_t>(group().size())) {
+      : Coordination(context, plan, std::move(callbacks)),
+        shards_(static_cast<std::size_t>(group().size())),
+        kept_(shards_.size()) {
     number_ = plan.sequence;
   }
 
@@ -32,10 +34,11 @@ class Coordinator final : public Coordination {
     if (stage_.MoveTo(Stage::kEntering)) OpenFolder(&AttemptFolder::Make);
   }
 
-  void Prepare(const ManifestShard& shard) override {
+  void Prepare(const ManifestShard& shard, const std::optional<ManifestShard>& kept) override {
     if (!stage_.MoveTo(Stage::kPrepared)) return;
     wakes_at_ = Deadline::In(timeout());
-    shards_[0] = PreparedShard{.shard = shard, .checked = true};  // Sealing has checked it.
+    shards_[0] = PreparedShard{.shard = shard, .checked = true};  // Sealing has checked them.
+    if (kept) kept_[0] = PreparedShard{.shard = *kept, .checked = true};
     CommitIfPrepared();
   }
 
@@ -146,19 +149,27 @@ class Coordinator final : public Coordination {
     const auto index = static_cast<std::size_t>(rank);
     context_.line->Heard(rank, plan_.step);
     shards_[index] = PreparedShard{.shard = sent.shard};
-    checks_->Add(index, std::move(sent.shard), [index, then = Later(&Coordinator::OnChecked)](Result<std::string> run) {
-      then(index, std::move(run));
-    });
+    if (sent.kept) kept_[index] = PreparedShard{.shard = *sent.kept};
+    Check(index, false, std::move(sent.shard));
+    if (sent.kept) Check(index, true, *std::move(sent.kept));
     return Status::Ok();
   }
 
-  void OnChecked(std::size_t rank, Result<std::string> run) {
+  void Check(std::size_t rank, bool of_kept, ManifestShard shard) {
+    checks_->Add(rank, std::move(shard),
+                 [rank, of_kept, then = Later(&Coordinator::OnChecked)](Result<std::string> run) {
+                   then(rank, of_kept, std::move(run));
+                 });
+  }
+
+  void OnChecked(std::size_t rank, bool of_kept, Result<std::string> run) {
     if (!waiting()) return;
     if (!run.ok()) return FailStep(run.status());
-    shards_[rank]->checked = true;
+    PreparedShard& checked = *(of_kept ? kept_ : shards_)[rank];
+    checked.checked = true;
     index_bytes_ += run->size();
     // A larger index is not made, so drop the run.
-    if (index_bytes_ <= kMaxIndexBytes) shards_[rank]->index_run = *std::move(run);
+    if (index_bytes_ <= kMaxIndexBytes) checked.index_run = *std::move(run);
     CommitIfPrepared();
   }
 
@@ -173,7 +184,7 @@ class Coordinator final : public Coordination {
     }
     std::vector<std::size_t> missing;
     for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
-      if (!shards_[rank] || (heard && !shards_[rank]->checked)) missing.push_back(rank);
+      if (!shards_[rank] || (heard && !IsChecked(rank))) missing.push_back(rank);
     }
     const std::size_t more = missing.size() - std::min(missing.size(), kNamedRanks);
     missing.resize(missing.size() - more);
@@ -197,19 +208,30 @@ class Coordinator final : public Coordination {
 
   void CommitIfPrepared() {
     if (stage_ != Stage::kPrepared) return;
-    const bool all = std::ranges::all_of(shards_, [](const auto& shard) { return shard && shard->checked; });
-    if (!all || !stage_.MoveTo(Stage::kCommitting)) return;
+    for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
+      if (!shards_[rank] || !IsChecked(rank)) return;
+    }
+    if (!stage_.MoveTo(Stage::kCommitting)) return;
     wakes_at_ = Deadline::Infinite();
     PreparedShards prepared;
-    for (std::optional<PreparedShard>& shard : shards_) {
-      prepared.shards.push_back(std::move(shard->shard));
-      prepared.index_runs.push_back(std::move(shard->index_run));
+    for (auto* files : {&shards_, &kept_}) {
+      for (std::optional<PreparedShard>& file : *files) {
+        if (!file) continue;
+        prepared.shards.push_back(std::move(file->shard));
+        prepared.index_runs.push_back(std::move(file->index_run));
+      }
     }
     callbacks_.commit(std::move(prepared));
   }
 
-  // By rank, once prepared.
+  // Of a rank that is prepared.
+  [[nodiscard]] bool IsChecked(std::size_t rank) const {
+    return shards_[rank]->checked && (!kept_[rank] || kept_[rank]->checked);
+  }
+
+  // By rank, once prepared; and the kept files of those that have one.
   std::vector<std::optional<PreparedShard>> shards_;
+  std::vector<std::optional<PreparedShard>> kept_;
   // Total size of the index runs.
   std::uint64_t index_bytes_ = 0;
   std::shared_ptr<ShardChecks> checks_;

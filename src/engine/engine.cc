@@ -302,6 +302,13 @@ void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging
   });
 }
 
+void Engine::ForgetKept() {
+  context_.inbox->Post([this] {
+    context_.kept.reset();
+    ++context_.restores;
+  });
+}
+
 std::vector<std::shared_ptr<SaveTask>> Engine::InFlight() const {
   MutexLock lock(mutex_);
   return tasks_;

@@ -28,10 +28,11 @@ class Follower final : public Coordination {
     call_ = context_.line->Call(plan_.step, LineCallbacks());
   }
 
-  void Prepare(const ManifestShard& shard) override {
+  void Prepare(const ManifestShard& shard, const std::optional<ManifestShard>& kept) override {
     if (!stage_.MoveTo(Stage::kPrepared)) return;
     wakes_at_ = Deadline::In(twice_the_timeout());
-    group().Send(Key("prepared"), EncodePrepared({.step = plan_.step, .restored = Restored(), .shard = shard}));
+    group().Send(Key("prepared"),
+                 EncodePrepared({.step = plan_.step, .restored = Restored(), .shard = shard, .kept = kept}));
   }
 
   void FailLocally(const Status& why) override {

@@ -31,7 +31,11 @@ Coordination::Callbacks SaveJob::CoordinationCallbacks() {
 }
 
 ShardWriter::Callbacks SaveJob::WriterCallbacks() {
-  return {.begun = [this] { SealIfWritten(); },
+  return {.begun =
+              [this] {
+                TellCaptured();
+                SealIfWritten();
+              },
           .sealed = [this] { OnSealed(); },
           .committed = [this](Status status) { OnCommitted(std::move(status)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
@@ -47,8 +51,8 @@ Capture::Callbacks SaveJob::CaptureCallbacks() {
           .failed = [this](Status status) { Fail(std::move(status)); },
           .captured =
               [this] {
-                task_->MarkCaptured();
-                context_.Notify({.kind = EventKind::kSaveCaptured, .step = task_->plan().step});
+                captured_ = true;
+                TellCaptured();
                 SealIfWritten();
               },
           .summed = [this] { SealIfWritten(); },
@@ -60,8 +64,13 @@ void SaveJob::Start(Status given_up) {
   if (!given_up.ok()) return Fail(std::move(given_up));
   if (!context_.scanning) NameAttempt();
   laying_out_ = true;
-  context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox] {
-    self->task_->snapshot().LayOut();
+  kept_ = context_.kept;
+  const bool worn = kept_ != nullptr && kept_->links >= kMostLinks;
+  context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox, worn] {
+    Snapshot& snapshot = self->task_->snapshot();
+    const std::uint64_t chunk = self->context_.parts.pool->chunk_bytes();
+    snapshot.LayOut(chunk, snapshot.table().has_frozen() ? ChooseKept(snapshot.shared_table(), self->kept_.get(), worn)
+                                                         : KeptChoice());
     inbox->Post([self] { self->OnLaidOut(); });
   });
 }
@@ -69,12 +78,20 @@ void SaveJob::Start(Status given_up) {
 void SaveJob::OnLaidOut() {
   laying_out_ = false;
   if (!running()) return AbandonIfIdle();
+  if (!task_->snapshot().kept().linked && !task_->snapshot().kept().confirms) kept_.reset();
   capture_ = std::make_shared<Capture>(context_, *task_, CaptureCallbacks());
   MakeHeaderIfNamed();
 }
 
 void SaveJob::MakeHeaderIfNamed() {
-  if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder(), *capture_);
+  if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder(), *capture_, kept_);
+}
+
+void SaveJob::TellCaptured() {
+  if (!running() || !captured_ || (task_->snapshot().kept().linked && !writer_->has_begun())) return;
+  captured_ = false;
+  task_->MarkCaptured();
+  context_.Notify({.kind = EventKind::kSaveCaptured, .step = task_->plan().step});
 }
 
 Deadline SaveJob::wakes_at() const {
@@ -115,7 +132,7 @@ void SaveJob::SealIfWritten() {
 
 void SaveJob::OnSealed() {
   if (closing_) return Fail(Closed());
-  coordination_->Prepare(writer_->shard());
+  coordination_->Prepare(writer_->shard(), writer_->kept_shard());
 }
 
 void SaveJob::OnCommitted(Status status) {
@@ -217,6 +234,7 @@ void SaveJob::Settle(Status status) {
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
     if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite());
+    writer_->RememberKept();
     context_.Notify({.kind = EventKind::kSaveDurable, .step = plan.step});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {

@@ -89,6 +89,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] Capture::Callbacks CaptureCallbacks();
 
   void OnLaidOut();
+  /// The tensors may be overwritten: they are copied, and what is frozen is linked.
+  void TellCaptured();
   void MakeHeaderIfNamed();
   void SealIfWritten();
   void OnSealed();
@@ -110,8 +112,12 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::shared_ptr<ShardWriter> writer_;
   // Once the stream is laid out.
   std::shared_ptr<Capture> capture_;
+  // What it links or confirms, by the snapshot's choice.
+  std::shared_ptr<KeptFile> kept_;
   // A worker is reading the snapshot.
   bool laying_out_ = false;
+  // Every copy is made, but nobody was told.
+  bool captured_ = false;
   bool closing_ = false;
   bool settled_ = false;
   bool told_ = false;

@@ -1,7 +1,9 @@
 #include "engine/shard_writer.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "format/index.h"
 #include "store/names.h"
@@ -33,29 +35,58 @@ bool ShardWriter::Ends(const Status& status) {
   return true;
 }
 
-void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source) {
+void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source,
+                             std::shared_ptr<KeptFile> before) {
   if (!stage_.MoveTo(Stage::kPlanning)) return;
   source_ = &source;
   folder_ = std::move(folder);
+  if (task_.snapshot().kept().linked) {
+    kept_ = std::move(before);
+  } else {
+    confirmed_ = std::move(before);
+  }
   context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
     const Group& group = *context_.parts.group;
-    const ShardHeader header = task_.snapshot().Header(
-        task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(group.rank()), context_.parts.options.checksums);
+    const auto header_of = [&](bool of_kept) {
+      return task_.snapshot().Header(task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(group.rank()),
+                                     context_.parts.options.checksums, of_kept);
+    };
+    const ShardHeader header = header_of(false);
     const bool indexed = group.rank() == 0 && group.size() > 1;
-    done(std::make_shared<Planned>(
-        Planned{.header = ShardHeaderWriter::Make(header), .index_run = indexed ? EncodeIndexRun(header) : ""}));
+    auto planned = std::make_shared<Planned>(
+        Planned{.header = ShardHeaderWriter::Make(header), .index_run = indexed ? EncodeIndexRun(header) : ""});
+    if (task_.snapshot().kept_bytes() != 0) {
+      const ShardHeader kept = header_of(true);
+      planned->kept_header = ShardHeaderWriter::Make(kept);
+      if (indexed) planned->kept_index_run = EncodeIndexRun(kept);
+    }
+    done(std::move(planned));
   });
 }
 
 void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
+  const auto rank = static_cast<std::uint64_t>(context_.parts.group->rank());
   if (Ends(planned->header.status())) return;
+  if (planned->kept_header && Ends(planned->kept_header->status())) return;
   if (!stage_.MoveTo(Stage::kReady)) return;
   header_ = *std::move(planned->header);
   index_run_ = std::move(planned->index_run);
+  if (planned->kept_header) {
+    kept_header_ = *std::move(*planned->kept_header);
+    const Snapshot& snapshot = task_.snapshot();
+    kept_ = std::make_shared<KeptFile>(
+        KeptFile{.table = snapshot.shared_table(),
+                 .holds = snapshot.kept().holds,
+                 .shard = {.file = KeptName(rank, folder_->uuid()),
+                           .length = kept_header_->data_begin() + snapshot.kept_bytes(),
+                           .kept = KeptOrigin{.rank = rank, .step = task_.plan().step, .attempt = folder_->uuid()}},
+                 .index_run = std::move(planned->kept_index_run)});
+  }
   AttemptSpec spec{.folder = folder_,
                    .step = task_.plan().step,
-                   .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
-                   .file_bytes = header_->data_begin() + task_.snapshot().bytes(),
+                   .shard = rank,
+                   .file_bytes = header_->data_begin() + task_.snapshot().shard_bytes(),
+                   .kept = SpecOfKept(),
                    .pin = task_.plan().pin,
                    .file_mode = context_.parts.options.file_mode,
                    .check_writer = context_.parts.check_writer,
@@ -64,6 +95,23 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                    .spare_folders = context_.spare_folders(),
                    .not_recycled = context_.not_recycled};
   attempt_ = std::make_unique<Attempt>(*context_.queue, std::move(spec));
+}
+
+std::optional<KeptSpec> ShardWriter::SpecOfKept() {
+  if (kept_ == nullptr) return std::nullopt;
+  KeptSpec spec{.name = kept_->shard.file, .bytes = kept_->shard.length};
+  if (kept_header_) return spec;
+  spec.linked = kept_->fd;
+  spec.on_copy = [this](const Status& why) {
+    if (std::exchange(context_.told_copied, true)) return;
+    context_.Notify({.severity = Severity::kWarning,
+                     .step = task_.plan().step,
+                     .status = why,
+                     .message = fmt::format("step {}: what is frozen was copied on the disk, because it could not be "
+                                            "linked: {}. Further copies are not reported",
+                                            task_.plan().step, why.message())});
+  };
+  return spec;
 }
 
 void ShardWriter::Begin() {
@@ -83,15 +131,19 @@ void ShardWriter::SubmitWrite() {
   const auto begun = SaveTask::Clock::now();
   ++in_flight_;
   ++context_.writes_in_flight;
-  const std::uint64_t offset = header_->data_begin() + chunk->begin;
   const Bytes memory(chunk->buffer.data(), AlignUp(chunk->end - chunk->begin, kBlock));
-  attempt_->Write(offset, memory, [this, self = shared_from_this(), chunk, begun](const Status& status) {
+  StatusDone done = [this, self = shared_from_this(), chunk, begun](const Status& status) {
     --in_flight_;
     --context_.writes_in_flight;
     context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_.plan().step,
                                chunk->end - chunk->begin);
     OnChunkWritten(chunk, status);
-  });
+  };
+  const Snapshot& snapshot = task_.snapshot();
+  if (!snapshot.IsKept(chunk->begin)) {
+    return attempt_->Write(header_->data_begin() + chunk->begin, memory, std::move(done));
+  }
+  attempt_->WriteKept(kept_header_->data_begin() + (chunk->begin - snapshot.kept_begin()), memory, std::move(done));
 }
 
 void ShardWriter::OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status) {
@@ -110,7 +162,9 @@ std::optional<Deadline> ShardWriter::release_by() const {
 
 void ShardWriter::SealIfWritten() {
   if (stage_ != Stage::kWriting && stage_ != Stage::kHeld) return;
-  std::optional<StreamSums> sums = written_ == task_.snapshot().bytes() ? source_->sums() : std::nullopt;
+  const Snapshot& snapshot = task_.snapshot();
+  const bool whole = written_ == snapshot.shard_bytes() + snapshot.kept_bytes();
+  std::optional<StreamSums> sums = whole ? source_->sums() : std::nullopt;
   if (!sums) return;
   if (stage_ == Stage::kWriting) {
     task_.MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
@@ -122,13 +176,32 @@ void ShardWriter::SealIfWritten() {
   if (task_.held()) return;
   if (!task_.MarkCommitting()) return callbacks_.failed(task_.cancelled().value_or(task_.status()));
   if (!stage_.MoveTo(Stage::kSealing)) return;
-  if (context_.parts.options.checksums) header_->SetSums(sums->checksums);
-  nonfinite_ = sums->nonfinite;
+  SetSums(*sums);
   if (context_.parts.group->size() > 1) {
     return attempt_->Seal(std::as_bytes(std::span(header_->bytes())), Later(&ShardWriter::OnSealed));
   }
   shards_ = {shard()};
+  if (kept_ != nullptr) shards_.push_back(kept_->shard);
+  nonfinite_ = WorstOf(shards_);
   BeginCommit();
+}
+
+void ShardWriter::SetSums(const StreamSums& sums) {
+  const Snapshot& snapshot = task_.snapshot();
+  const std::span<const std::uint32_t> all = sums.checksums;
+  const bool checksums = context_.parts.options.checksums;
+  if (checksums) header_->SetSums(all.first(DivideUp(snapshot.shard_bytes(), kChecksumBlock)));
+  nonfinite_ = sums.nonfinite;
+  if (!kept_header_) return;
+  if (checksums) {
+    const auto of_kept = all.subspan(snapshot.kept_begin() / kChecksumBlock);
+    kept_header_->SetSums(of_kept);
+    kept_->sums.assign(of_kept.begin(), of_kept.end());
+    if (confirmed_ != nullptr) Confirm();
+  }
+  kept_->shard.header_digest = kept_header_->digest();
+  kept_->shard.nonfinite = sums.kept_nonfinite;
+  attempt_->SetKeptHeader(std::as_bytes(std::span(kept_header_->bytes())));
 }
 
 void ShardWriter::BeginCommit() {
@@ -155,15 +228,50 @@ void ShardWriter::OnSealed(Status status) {
 
 ManifestShard ShardWriter::shard() const {
   return {.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
-          .length = header_->data_begin() + task_.snapshot().bytes(),
+          .length = header_->data_begin() + task_.snapshot().shard_bytes(),
           .header_digest = header_->digest(),
           .nonfinite = nonfinite_};
 }
 
+void ShardWriter::Confirm() {
+  const auto [differs, before] = std::ranges::mismatch(kept_->sums, confirmed_->sums);
+  if (differs == kept_->sums.end()) return;
+  const auto block = static_cast<std::uint64_t>(differs - kept_->sums.begin());
+  const Snapshot& snapshot = task_.snapshot();
+  const std::uint64_t first = confirmed_->shard.kept->step;
+  context_.Notify({.severity = Severity::kWarning,
+                   .step = task_.plan().step,
+                   .message = fmt::format(
+                       "step {}: \"{}\", or what lies behind it in {}, is frozen, but has changed since step {}: the "
+                       "checkpoints from step {} on that have {} hold it as it was then",
+                       task_.plan().step, snapshot.NameAt(snapshot.kept_begin() + block * kChecksumBlock),
+                       HumanBytes(kChecksumBlock), first, first, confirmed_->shard.file)});
+}
+
+std::optional<ManifestShard> ShardWriter::kept_shard() const {
+  if (kept_ == nullptr) return std::nullopt;
+  return kept_->shard;
+}
+
+void ShardWriter::RememberKept() {
+  if (kept_ == nullptr || restores_ != context_.restores) return;
+  const std::uint64_t sequence = task_.plan().sequence;
+  kept_->links += kept_header_ ? 0 : 1;
+  // An older save may be committed after a younger one.
+  if (sequence >= kept_->sequence) {
+    kept_->fd = attempt_->kept_fd();
+    kept_->sequence = sequence;
+  }
+  if (context_.kept == nullptr || context_.kept->sequence < kept_->sequence) context_.kept = kept_;
+}
+
 Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
   const SavePlan& plan = task_.plan();
-  const std::size_t world = shards.size();
-  return {.step = plan.step,
+  const auto world = static_cast<std::uint64_t>(context_.parts.group->size());
+  std::vector<std::string> features;
+  if (shards.size() > world) features.emplace_back(kKeptFeature);
+  return {.required_features = std::move(features),
+          .step = plan.step,
           .line = plan.line,
           .root = context_.parts.root_id,
           .attempt = folder_->uuid(),
@@ -175,6 +283,8 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
 void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs) {
   if (!stage_.MoveTo(Stage::kCommitting)) return;
   index_runs.at(0) = std::move(index_run_);
+  // The kept files follow the shards, this rank's first.
+  if (kept_ != nullptr) index_runs.at(static_cast<std::size_t>(context_.parts.group->size())) = kept_->index_run;
   index_runs_ = std::move(index_runs);
   nonfinite_ = WorstOf(shards);
   shards_ = std::move(shards);

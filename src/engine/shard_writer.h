@@ -66,13 +66,16 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   };
   ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
-  /// Call it when the stream is laid out and the attempt has its name. `source` lives until Stop, or the end.
-  void MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source);
+  /// Call it when the stream is laid out and the attempt has its name. `source` lives until Stop, or the end. `before`
+  /// is what the snapshot's choice links or confirms.
+  void MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source, std::shared_ptr<KeptFile> before);
   [[nodiscard]] bool may_begin() const { return stage_ == WriterStage::kReady; }
   /// Creates its file, or takes over a spare.
   void Begin();
   /// Begin is in progress, even if the save has failed meanwhile.
   [[nodiscard]] bool begins() const { return attempt_ != nullptr && attempt_->beginning(); }
+  /// Its file exists, and its kept file too.
+  [[nodiscard]] bool has_begun() const { return *stage_ >= WriterStage::kWriting && *stage_ != WriterStage::kStopped; }
   [[nodiscard]] bool has_file() const { return attempt_ != nullptr && attempt_->begun(); }
 
   void Add(std::shared_ptr<FilledChunk> chunk) { ready_.push_back(std::move(chunk)); }
@@ -86,9 +89,14 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   [[nodiscard]] bool sealing() const { return *stage_ >= WriterStage::kSealing && *stage_ != WriterStage::kStopped; }
   /// This rank's shard, for its message and the manifest.
   [[nodiscard]] ManifestShard shard() const;
-  /// Takes all ranks' shards and the others' index runs; adds this rank's run. Like the commit of a rank alone, it
-  /// waits until the line of the save is recorded.
+  /// Its kept file, if it has one.
+  [[nodiscard]] std::optional<ManifestShard> kept_shard() const;
+  /// Takes all ranks' shards, then their kept files, and the others' index runs; adds this rank's. Like the commit of a
+  /// rank alone, it waits until the line of the save is recorded.
   void Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs);
+
+  /// Committed: later saves may link its kept file.
+  void RememberKept();
 
   /// What the checkpoint is marked with.
   [[nodiscard]] NonFinite nonfinite() const { return nonfinite_; }
@@ -119,9 +127,16 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   struct Planned {
     Result<ShardHeaderWriter> header;
     std::string index_run;
+    /// Of a kept file that is written.
+    std::optional<Result<ShardHeaderWriter>> kept_header;
+    std::string kept_index_run;
   };
+  [[nodiscard]] std::optional<KeptSpec> SpecOfKept();
   void OnHeader(std::shared_ptr<Planned> planned);
   void OnBegun(Status status);
+  void SetSums(const StreamSums& sums);
+  /// Says if what is frozen has changed all the same.
+  void Confirm();
   void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);
   void OnSealed(Status status);
   /// The commit, once the save's line is on the disk: at once, unless a restore began it.
@@ -138,6 +153,13 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::shared_ptr<AttemptFolder> folder_;
   ChunkSource* source_ = nullptr;
   std::optional<ShardHeaderWriter> header_;
+  // The kept file: an earlier save's, or, if there is a header for it, the one that this save writes.
+  std::shared_ptr<KeptFile> kept_;
+  std::optional<ShardHeaderWriter> kept_header_;
+  // What that one should be the same as, if anything.
+  std::shared_ptr<const KeptFile> confirmed_;
+  // How many restores had begun.
+  const std::uint64_t restores_ = context_.restores;
   // Only on the coordinator of several ranks.
   std::string index_run_;
   // What BeginCommit commits. With a rank alone no run.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
+
 namespace cairn {
 namespace {
 
@@ -28,28 +30,60 @@ Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
   reads_cpu_ = table_->cpu_bytes() > table_->small_bytes();
 }
 
-void Snapshot::LayOut() {
-  const std::vector<std::uint32_t>& order = table_->StoreOrder();
+void Snapshot::LayOut(std::uint64_t chunk_bytes, KeptChoice kept) {
+  kept_ = std::move(kept);
+  chunk_bytes_ = chunk_bytes;
+  order_ = &table_->StoreOrder();
+  shard_tensors_ = order_->size();
+  if (!kept_.holds.empty()) DivideOrder();
   std::vector<const StridedLayout*> by_entry(table_->size(), nullptr);
   std::byte* copy = small_.get();
   for (const std::uint32_t i : table_->small()) {
     by_entry[i] = &moved_.emplace_back(ContiguousAt(copy, (*table_)[i].bytes()));
     copy += (*table_)[i].bytes();
   }
-  offsets_.reserve(order.size() + 1);
-  source_.reserve(order.size());
-  for (const std::uint32_t i : order) {
-    offsets_.push_back(offsets_.back() + (*table_)[i].bytes());
+  offsets_.reserve(order_->size() + 1);
+  source_.reserve(order_->size());
+  std::uint64_t at = 0;
+  for (std::size_t place = 0; place < order_->size(); ++place) {
+    const std::uint32_t i = (*order_)[place];
+    if (place == shard_tensors_) {
+      shard_bytes_ = at;
+      kept_begin_ = AlignUp(at, chunk_bytes_);
+      runs_.push_back({DType::kU8, kept_begin_ - std::exchange(at, kept_begin_)});
+      runs_.push_back({(*table_)[i].dtype, 0});
+    }
+    offsets_.push_back(at);
+    at += (*table_)[i].bytes();
     source_.push_back(by_entry[i] != nullptr ? by_entry[i] : &(*table_)[i].layout);
     const DType dtype = (*table_)[i].dtype;
     if (runs_.empty() || runs_.back().dtype != dtype) runs_.push_back({dtype, 0});
     runs_.back().bytes += (*table_)[i].bytes();
   }
+  offsets_.push_back(at);
+  if (shard_tensors_ == order_->size()) {
+    shard_bytes_ = at;
+  } else {
+    kept_bytes_ = at - kept_begin_;
+  }
+}
+
+// What is linked is in neither part.
+void Snapshot::DivideOrder() {
+  divided_.reserve(order_->size());
+  for (const bool kept : {false, true}) {
+    if (kept) shard_tensors_ = divided_.size();
+    if (kept && kept_.linked) break;
+    for (const std::uint32_t i : *order_) {
+      if (kept_.holds[i] == kept) divided_.push_back(i);
+    }
+  }
+  order_ = &divided_;
 }
 
 std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const {
   std::vector<Piece> pieces;
-  const std::vector<std::uint32_t>& order = table_->StoreOrder();
+  const std::vector<std::uint32_t>& order = *order_;
   auto place =
       static_cast<std::size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), begin) - offsets_.begin() - 1);
   for (; place < order.size() && offsets_[place] < end; ++place) {
@@ -67,6 +101,11 @@ std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t
   return pieces;
 }
 
+const std::string& Snapshot::NameAt(std::uint64_t at) const {
+  const auto behind = std::upper_bound(offsets_.begin(), offsets_.end() - 1, at);
+  return (*table_)[(*order_)[static_cast<std::size_t>(behind - offsets_.begin() - 1)]].name;
+}
+
 std::vector<Snapshot::Run> Snapshot::Runs(std::uint64_t begin, std::uint64_t end) const {
   std::vector<Run> runs;
   std::uint64_t at = 0;
@@ -78,23 +117,26 @@ std::vector<Snapshot::Run> Snapshot::Runs(std::uint64_t begin, std::uint64_t end
   return runs;
 }
 
-ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard,
-                             bool checksums) const {
+ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard, bool checksums,
+                             bool of_kept) const {
   ShardHeader header;
   header.step = step;
   header.attempt = attempt;
   header.shard = shard;
-  header.values = values_;
+  if (!of_kept) header.values = values_;
   header.checksums = checksums;
-  const std::vector<std::uint32_t>& order = table_->StoreOrder();
-  header.tensors.reserve(order.size());
-  for (std::size_t place = 0; place < order.size(); ++place) {
-    const TensorEntry& entry = (*table_)[order[place]];
-    header.tensors.push_back({entry.name, entry.dtype, entry.shape, offsets_[place], offsets_[place + 1], entry.part});
+  const std::size_t end = of_kept ? order_->size() : shard_tensors_;
+  const std::uint64_t from = of_kept ? kept_begin_ : 0;
+  header.tensors.reserve(end - (of_kept ? shard_tensors_ : 0));
+  for (std::size_t place = of_kept ? shard_tensors_ : 0; place < end; ++place) {
+    const TensorEntry& entry = (*table_)[(*order_)[place]];
+    const std::uint64_t begin = offsets_[place] - from;
+    header.tensors.push_back({entry.name, entry.dtype, entry.shape, begin, begin + entry.bytes(), entry.part});
   }
   for (std::size_t i = 0; i < table_->size(); ++i) {
     const TensorEntry& entry = (*table_)[i];
-    if (entry.is_alias()) header.aliases.emplace(entry.name, (*table_)[entry.alias_of].name);
+    if (!entry.is_alias() || (!kept_.holds.empty() && kept_.holds[i]) != of_kept) continue;
+    header.aliases.emplace(entry.name, (*table_)[entry.alias_of].name);
   }
   return header;
 }

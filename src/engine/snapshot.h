@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -8,11 +9,14 @@
 
 #include "base/tensor_table.h"
 #include "device/device.h"
+#include "engine/kept_file.h"
 #include "format/shard_header.h"
 
 namespace cairn {
 
-/// What a save writes: views of the caller's tensors as one byte stream, in the shard's order.
+/// What a save writes: views of the caller's tensors as one byte stream, in the shard's order; then, if it writes a
+/// kept file, what that holds, in the file's order. The second part begins with a chunk of its own: the stream has a
+/// gap before it, of which no chunk has a byte.
 ///
 /// Made during the call of Save, which copies small CPU tensors; laid out later on a worker. Immutable after LayOut.
 class Snapshot {
@@ -20,11 +24,28 @@ class Snapshot {
   /// Copies the small CPU tensors. The other tensors stay the caller's.
   explicit Snapshot(std::shared_ptr<const TensorTable> table, Values values);
 
-  /// Computes the order and the offsets. Call it once, before the functions below.
-  void LayOut();
+  /// Computes the order and the offsets, for chunks of that size. Call it once, before the functions below.
+  void LayOut(std::uint64_t chunk_bytes, KeptChoice kept = {});
 
-  /// Length of the byte stream.
-  [[nodiscard]] std::uint64_t bytes() const { return offsets_.back(); }
+  /// Length of the byte stream, and of its two parts, each the data of one file.
+  [[nodiscard]] std::uint64_t bytes() const { return kept_bytes_ == 0 ? shard_bytes_ : kept_begin_ + kept_bytes_; }
+  [[nodiscard]] std::uint64_t shard_bytes() const { return shard_bytes_; }
+  [[nodiscard]] std::uint64_t kept_bytes() const { return kept_bytes_; }
+  /// Where the second part begins.
+  [[nodiscard]] std::uint64_t kept_begin() const { return kept_begin_; }
+  /// Whether the byte is of the second part.
+  [[nodiscard]] bool IsKept(std::uint64_t at) const { return kept_bytes_ != 0 && at >= kept_begin_; }
+  /// The end of the chunk that begins there.
+  [[nodiscard]] std::uint64_t ChunkEnd(std::uint64_t begin) const {
+    return std::min(begin + chunk_bytes_, IsKept(begin) ? bytes() : shard_bytes_);
+  }
+  /// Where the chunk behind that one begins, or the end of the stream.
+  [[nodiscard]] std::uint64_t NextChunk(std::uint64_t begin) const { return std::min(begin + chunk_bytes_, bytes()); }
+  /// The tensor that has the byte.
+  [[nodiscard]] const std::string& NameAt(std::uint64_t at) const;
+  /// What is kept, written or linked.
+  [[nodiscard]] const KeptChoice& kept() const { return kept_; }
+  [[nodiscard]] const std::shared_ptr<const TensorTable>& shared_table() const { return table_; }
   /// The copies that fill stream bytes [begin, end), in stream order; `memory` is the target of `begin`. Reads small
   /// CPU tensors from their copies.
   struct Piece {
@@ -32,7 +53,7 @@ class Snapshot {
     CopyPiece copy;
   };
   [[nodiscard]] std::vector<Piece> Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const;
-  /// Stream bytes [begin, end) by dtype, in stream order: at most one run of each.
+  /// Stream bytes [begin, end) of one part by dtype, in stream order: at most one run of each.
   struct Run {
     DType dtype;
     std::uint64_t bytes;
@@ -42,22 +63,33 @@ class Snapshot {
   /// Whether CPU memory other than the small tensors is read after the call of Save.
   [[nodiscard]] bool reads_cpu() const { return reads_cpu_; }
   [[nodiscard]] const TensorTable& table() const { return *table_; }
-  /// The shard's header without checksums.
-  [[nodiscard]] ShardHeader Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard,
-                                   bool checksums) const;
+  /// The shard's header, or that of the kept file that is written, without checksums.
+  [[nodiscard]] ShardHeader Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard, bool checksums,
+                                   bool of_kept = false) const;
 
  private:
+  void DivideOrder();
+
   const std::shared_ptr<const TensorTable> table_;
   const Values values_;
   // Copies of table().small(), back to back.
   const std::unique_ptr<std::byte[]> small_;
   bool reads_cpu_ = false;
 
-  // In StoreOrder(), from LayOut on: each tensor's offset in the stream (and one more at the end), and where its bytes
-  // are read from.
-  std::vector<std::uint64_t> offsets_{0};
+  // From LayOut on.
+  KeptChoice kept_;
+  std::uint64_t chunk_bytes_ = 0;
+  std::uint64_t shard_bytes_ = 0;
+  std::uint64_t kept_begin_ = 0;
+  std::uint64_t kept_bytes_ = 0;
+  // The table's StoreOrder(), or, if something is kept, `divided_`: those of the shard, then those of the kept file.
+  const std::vector<std::uint32_t>* order_ = nullptr;
+  std::vector<std::uint32_t> divided_;
+  std::size_t shard_tensors_ = 0;
+  // In this order: each tensor's offset in the stream (and one more at the end), and where its bytes are read from.
+  std::vector<std::uint64_t> offsets_;
   std::vector<const StridedLayout*> source_;
-  // All of the stream by dtype.
+  // All of the stream by dtype, the gap too.
   std::vector<Run> runs_;
   // The copies of small CPU tensors.
   std::deque<StridedLayout> moved_;

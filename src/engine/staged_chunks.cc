@@ -31,10 +31,9 @@ StagedChunks::Run StagedChunks::StageOn(StagingArea& area, Progress& progress) {
   progress.needs_slot = false;
   while (progress.staged_to < snapshot_.bytes() && run.begins.size() < kMostChunks &&
          run.pieces.size() < kMaxBatchOperations) {
-    const std::uint64_t end = std::min(progress.staged_to + chunk_bytes_, snapshot_.bytes());
-    progress.needs_slot = !Stage(area, progress.staged_to, end, run);
+    progress.needs_slot = !Stage(area, progress.staged_to, snapshot_.ChunkEnd(progress.staged_to), run);
     if (progress.needs_slot) break;
-    progress.staged_to = end;
+    progress.staged_to = snapshot_.NextChunk(progress.staged_to);
   }
   return run;
 }

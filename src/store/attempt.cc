@@ -23,7 +23,11 @@
 //    of this user with one name and a write lease on it, so nobody else has it open or mapped), renamed into the
 //    attempt, and checked again; then its first block is zeroed and the lease released. If a check fails, or somebody
 //    opened it meanwhile, it is unlinked and a new file created. Until the commit nobody reads it, like every file of
-//    an attempt: its old bytes are no loss, and no old header precedes new data.
+//    an attempt: its old bytes are no loss, and no old header precedes new data. What has not changed since a
+//    committed checkpoint is in a second file of the rank, the kept file. It is linked from a descriptor of
+//    that checkpoint's file, which this process holds, so it is that very file whatever its names have become. Where it
+//    cannot be linked it is copied from that descriptor, never from the tensors, which may have changed since. Nobody
+//    writes into a kept file again, and it never becomes a spare.
 // 2. Write the chunks, each at its offset. Check every completion, because an O_DIRECT write reports its error only
 //    there: a later fsync succeeds. The aligned rest of a short write is resubmitted; any other error is final. If the
 //    filesystem rejects O_DIRECT, at the open or at the first write, writes are buffered, and each is followed by its
@@ -32,6 +36,7 @@
 // 3. Seal. Write the header last; truncate the padded tail; fsync the shard once, never retried; fsync the attempt's
 //    folder, and the folder that a spare was taken from: once the step is durable, no other name refers to the file.
 //    The fsyncs run in parallel, together with a check that the folder still holds this very file at its full length.
+//    A kept file that was linked needs no fsync of its own: the folder's makes its name durable.
 // 4. The ranks agree (see src/engine/coordination.h). Each sends the coordinator one message: prepared or failed. The
 //    coordinator announces the attempt, and then the outcome or the first failure. As each message arrives, the
 //    coordinator checks that rank's shard through its own descriptor of the folder (shard_check.cc): it must have the
@@ -83,7 +88,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <limits>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -99,14 +103,30 @@ alignas(kBlock) constexpr std::array<std::byte, kBlock> kZeros{};
 
 IoTask<Status> Refused(Status why) { co_return why; }
 
+// It is gone, or filesystem, system or mount permit no (further) name.
+bool CannotLink(int error) {
+  return error == ENOENT || error == EPERM || error == EMLINK || error == EXDEV || error == EOPNOTSUPP ||
+         error == ENOSYS;
+}
+
 }  // namespace
 
 Attempt::Attempt(IoQueue& queue, AttemptSpec spec)
     : queue_(queue),
       spec_(std::move(spec)),
-      shard_(JoinPath(folder().path(), ShardName(spec_.shard))),
-      laid_out_(AlignUp(spec_.file_bytes, kBlock)),
-      spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled) {}
+      spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled),
+      shard_(FileSpec(ShardName(spec_.shard), spec_.file_bytes)) {
+  if (spec_.kept) kept_.emplace(FileSpec(spec_.kept->name, spec_.kept->bytes));
+}
+
+AttemptFile::Spec Attempt::FileSpec(const std::string& name, std::uint64_t bytes) {
+  return {.path = JoinPath(folder().path(), name),
+          .bytes = bytes,
+          .mode = spec_.file_mode,
+          .seen_late = spec_.shard != 0,
+          .room = &spare_.room(),
+          .stop = &status_};
+}
 
 const char* Attempt::StageName(Stage stage) {
   switch (stage) {
@@ -158,13 +178,19 @@ void Attempt::Begin(StatusDone done) {
 
 void Attempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "Write");
-  if (refusal.ok()) refusal = CheckRange(offset, memory);
-  Run(std::move(refusal), WriteTask(offset, memory), Stage::kWriting, std::move(done));
+  if (refusal.ok()) refusal = shard_.CheckRange(offset, memory);
+  Run(std::move(refusal), shard_.Write(offset, memory), Stage::kWriting, std::move(done));
+}
+
+void Attempt::WriteKept(std::uint64_t offset, Bytes memory, StatusDone done) {
+  Status refusal = Admit(Stage::kWriting, "Write");
+  if (refusal.ok()) refusal = kept_->CheckRange(offset, memory);
+  Run(std::move(refusal), kept_->Write(offset, memory), Stage::kWriting, std::move(done));
 }
 
 void Attempt::Seal(Bytes header, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "Seal");
-  if (refusal.ok()) refusal = CheckRange(0, header);
+  if (refusal.ok()) refusal = shard_.CheckRange(0, header);
   Run(std::move(refusal), SealTask(header), Stage::kSealed, std::move(done));
 }
 
@@ -176,7 +202,7 @@ void Attempt::Commit(const Manifest& manifest, std::vector<std::string> index_ru
 
 void Attempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "SealAndCommit");
-  if (refusal.ok()) refusal = CheckRange(0, header);
+  if (refusal.ok()) refusal = shard_.CheckRange(0, header);
   if (refusal.ok()) refusal = CheckManifest(manifest);
   Run(std::move(refusal), CommitTask(manifest, {}, replace, header), Stage::kCommitted, std::move(done));
 }
@@ -208,16 +234,10 @@ void Attempt::Abandon(StatusDone done) {
 
 // Step 1
 
-Status Attempt::CheckSize() const {
-  constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
-  if (spec_.file_bytes == 0 || spec_.file_bytes > AlignDown(kLargest, kBlock)) {
-    return Error(StatusCode::kInvalidArgument, "{}: a shard of {} bytes", shard_, spec_.file_bytes);
-  }
-  return CheckFileSizeLimit(shard_.text(), laid_out_);
-}
-
 Status Attempt::CheckRoom() const {
-  return CheckFreeSpace(root(), shard_.text(), laid_out_ - std::min(spare_.allocated(), laid_out_));
+  std::uint64_t needed = shard_.laid_out() - std::min(spare_.allocated(), shard_.laid_out());
+  if (kept_ && spec_.kept->linked == nullptr) needed += kept_->laid_out();
+  return CheckFreeSpace(root(), shard_.path().text(), needed);
 }
 
 IoTask<Status> Attempt::CheckRoomTask() {
@@ -233,115 +253,95 @@ IoTask<Status> Attempt::MakeRoom() {
 }
 
 IoTask<Status> Attempt::BeginTask() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await spare_.Claim(shard_fd_));
-  CAIRN_CO_RETURN_IF_ERROR(CheckSize());
+  CAIRN_CO_RETURN_IF_ERROR(co_await spare_.Claim(shard_.fd()));
+  CAIRN_CO_RETURN_IF_ERROR(shard_.CheckSize());
+  if (kept_) CAIRN_CO_RETURN_IF_ERROR(kept_->CheckSize());
   CAIRN_CO_RETURN_IF_ERROR(co_await MakeRoom());
   CAIRN_CO_RETURN_IF_ERROR(co_await spec_.folder->Make());
-  shard_made_ = spare_.claimed();
-  CAIRN_CO_RETURN_IF_ERROR(co_await spare_.TakeOver(shard_fd_, shard_));
+  if (spare_.claimed()) shard_.MayExist();
+  CAIRN_CO_RETURN_IF_ERROR(co_await spare_.TakeOver(shard_.fd(), shard_.path()));
   if (recycled()) {
-    CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(0, kZeros));
-    ReleaseLease(shard_fd_);
+    CAIRN_CO_RETURN_IF_ERROR(co_await shard_.WriteAt(0, kZeros));
+    ReleaseLease(shard_.fd());
   } else {
-    CAIRN_CO_RETURN_IF_ERROR(co_await MakeShard());
+    CAIRN_CO_RETURN_IF_ERROR(co_await shard_.Make());
   }
-  IoResult laid_out = co_await io::Allocate(shard_fd_, shard_.text(), laid_out_, &spare_.room());
+  CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(shard_));
+  if (kept_) co_return co_await BeginKept();
+  co_return Status::Ok();
+}
+
+IoTask<Status> Attempt::Allocate(AttemptFile& file) {
+  IoResult laid_out = co_await file.Allocate();
   if (laid_out.ok() || laid_out.error == EOPNOTSUPP) co_return Status::Ok();
   // Other writers may have used the space since the first check.
   if (laid_out.error == ENOSPC) CAIRN_CO_RETURN_IF_ERROR(co_await CheckRoomTask());
   co_return laid_out.status;
 }
 
-IoTask<Status> Attempt::MakeShard() {
-  shard_made_ = true;
-  IoResult made = co_await io::Create(shard_, O_DIRECT, spec_.file_mode, shard_fd_, &spare_.room());
-  if (made.error == EINVAL) {
-    direct_ = Direct::kRefused;
-    // The kernel creates the file before it rejects O_DIRECT.
-    IoResult removed = co_await io::Unlink(shard_);
-    if (!removed.ok() && removed.error != ENOENT) co_return removed.status;
-    made = co_await io::Create(shard_, 0, spec_.file_mode, shard_fd_, &spare_.room());
+IoTask<Status> Attempt::BeginKept() {
+  const std::shared_ptr<const UniqueFd>& linked = spec_.kept->linked;
+  Status no_link;
+  if (linked != nullptr) {
+    no_link = co_await LinkKept(*linked);
+    if (no_link.code() != StatusCode::kNotFound) co_return no_link;
   }
-  if (made.error != EEXIST) co_return made.status;
-  shard_made_ = false;
-  co_return Error(StatusCode::kInternal, "{} is there already: two ranks write the same shard", shard_);
-}
-
-// Step 2
-
-Status Attempt::CheckRange(std::uint64_t offset, Bytes memory) const {
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-  if (offset % kBlock == 0 && memory.size() % kBlock == 0 && address % kBlock == 0 && !memory.empty() &&
-      memory.size() <= laid_out_ && offset <= laid_out_ - memory.size()) {
-    return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(co_await kept_->Make());
+  CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(*kept_));
+  if (linked != nullptr) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await kept_->CopyFrom(*linked));
+    if (spec_.kept->on_copy) spec_.kept->on_copy(no_link);
   }
-  return Error(StatusCode::kInternal, "write of {} bytes at {} from {:#x} to {}: expected multiples of {} within {}",
-               memory.size(), offset, address, shard_, kBlock, laid_out_);
+  co_return co_await OpenKept();
 }
 
-IoTask<Status> Attempt::WriteAt(std::uint64_t offset, Bytes memory) {
-  // A short write of an attempt that has failed meanwhile is not resumed.
-  const io::WriteOptions options{.room = &spare_.room(), .stop = &status_};
-  const bool direct = this->direct();
-  IoResult written = co_await io::WriteAll(shard_fd_, shard_.text(), offset, memory, kBlock, options);
-  if (written.ok() && direct && direct_ == Direct::kUntried) direct_ = Direct::kTaken;
-  if (written.error != EINVAL || !direct || direct_ == Direct::kTaken) co_return written.status;
-  // The filesystem accepts O_DIRECT at open but rejects the writes; several writes may find out at once. A file size
-  // limit also gives EINVAL, and kills the process if a buffered write exceeds it.
-  CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(shard_.text(), laid_out_));
-  direct_ = Direct::kRefused;
-  ::fcntl(shard_fd_.get(), F_SETFL, 0);
-  co_return co_await io::WriteAll(shard_fd_, shard_.text(), offset, memory, kBlock, options);
+// NotFound if there can be no link.
+IoTask<Status> Attempt::LinkKept(const UniqueFd& file) {
+  IoResult linked = co_await io::Link(file, spec_.kept->name, kept_->path());
+  if (linked.error != EEXIST) kept_->MayExist();
+  if (CannotLink(linked.error)) co_return Error(StatusCode::kNotFound, "{}", linked.status.message());
+  CAIRN_CO_RETURN_IF_ERROR(std::move(linked));
+  kept_linked_ = true;
+  co_return co_await OpenKept();
 }
 
-IoTask<Status> Attempt::WriteTask(std::uint64_t offset, Bytes memory) {
-  CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(offset, memory));
-  if (!direct()) CAIRN_CO_RETURN_IF_ERROR(co_await io::SyncRange(shard_fd_, shard_.text(), offset, memory.size()));
-  bytes_written_ += memory.size();
+// Opened anew for each attempt: NFS keeps the folder of a name that is open.
+IoTask<Status> Attempt::OpenKept() {
+  auto fd = std::make_shared<UniqueFd>();
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Open(kept_->path(), O_RDONLY | O_NOFOLLOW, *fd));
+  kept_fd_ = std::move(fd);
   co_return Status::Ok();
 }
 
 // Step 3
 
-IoTask<Status> Attempt::WriteHeader(Bytes header) {
-  CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(0, header));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Truncate(shard_fd_, shard_.text(), spec_.file_bytes));
-  bytes_written_ += header.size();
-  co_return Status::Ok();
+Status Attempt::CheckKept() const {
+  if (IsSameFile(kept_->path(), *kept_fd_)) return Status::Ok();
+  return Error(StatusCode::kCorrupt, "{}: removed or replaced after it was linked", kept_->path());
 }
 
-Status Attempt::CheckShard() const {
-  struct stat written {};
-  struct stat named {};
-  if (::fstat(shard_fd_.get(), &written) != 0) return ErrnoStatus(errno, "stat of " + shard_.text());
-  const bool there = ::fstatat(shard_.directory(), shard_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0;
-  if (!there && errno != ENOENT) return ErrnoStatus(errno, "stat of " + shard_.text());
-  // Another rank's shard that still has a name is looked for by rank 0, which waits for names that are seen late.
-  const bool late = !there && spec_.shard != 0 && written.st_nlink != 0;
-  if (!late && (!there || named.st_dev != written.st_dev || named.st_ino != written.st_ino)) {
-    return Error(StatusCode::kCorrupt, "{}: {} while it was written", shard_, there ? "replaced" : "removed");
-  }
-  if (static_cast<std::uint64_t>(written.st_size) == spec_.file_bytes) return Status::Ok();
-  return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", shard_, spec_.file_bytes, written.st_size);
-}
-
-IoTask<Status> Attempt::FsyncShard() {
-  std::vector<IoTask<Status>> tasks;
-  tasks.push_back(io::FsyncTask(shard_fd_, shard_.text()));
-  tasks.push_back(io::OnThread(shard_.text(), [this] { return CheckShard(); }));
-  CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(tasks)));
-  co_return co_await io::Close(shard_fd_, shard_.text());
+void Attempt::AddHeaderTasks(Bytes header, std::vector<IoTask<Status>>& tasks) {
+  tasks.push_back(shard_.WriteHeader(header));
+  if (kept_ && spec_.kept->linked == nullptr) tasks.push_back(kept_->WriteHeader(kept_header_));
 }
 
 std::vector<IoTask<Status>> Attempt::FsyncTasks() {
   std::vector<IoTask<Status>> tasks;
-  tasks.push_back(FsyncShard());
+  tasks.push_back(shard_.Fsync());
+  if (kept_linked_) {
+    // Its bytes are on the disk since its first checkpoint.
+    tasks.push_back(io::OnThread(kept_->path().text(), [this] { return CheckKept(); }));
+  } else if (kept_) {
+    tasks.push_back(kept_->Fsync());
+  }
   if (recycled()) tasks.push_back(io::FsyncTask(spare_.folder_fd(), spare_.folder().text()));
   return tasks;
 }
 
 IoTask<Status> Attempt::SealTask(Bytes header) {
-  CAIRN_CO_RETURN_IF_ERROR(co_await WriteHeader(header));
+  std::vector<IoTask<Status>> headers;
+  AddHeaderTasks(header, headers);
+  CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(headers)));
   std::vector<IoTask<Status>> fsyncs = FsyncTasks();
   fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));
   co_return co_await WhenAll(std::move(fsyncs));
@@ -371,7 +371,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());
   std::vector<IoTask<Status>> writes;
   writes.push_back(commit.WriteManifest());
-  if (!header.empty()) writes.push_back(WriteHeader(header));
+  if (!header.empty()) AddHeaderTasks(header, writes);
   CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(writes)));
   // Only after all writes: a journaling filesystem then commits its journal once for all fsyncs.
   std::vector<IoTask<Status>> fsyncs;
@@ -387,11 +387,16 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
 }
 
 IoTask<Status> Attempt::AbandonTask() {
-  Status first = co_await io::Close(shard_fd_, shard_.text());
-  if (in_place_ || stage_ == Stage::kCommitted) co_return first;
-  if (shard_made_) {
-    IoResult removed = co_await io::Unlink(shard_);
-    if (first.ok() && removed.error != ENOENT) first = removed.status;
+  kept_fd_.reset();
+  if (in_place_ || stage_ == Stage::kCommitted) {
+    Status closed = co_await shard_.Close();
+    if (kept_ && closed.ok()) closed = co_await kept_->Close();
+    co_return closed;
+  }
+  Status first = co_await shard_.Remove();
+  if (kept_) {
+    Status unlinked = co_await kept_->Remove();
+    if (first.ok()) first = std::move(unlinked);
   }
   Status removed = co_await spec_.folder->Remove();
   co_return first.ok() ? std::move(removed) : std::move(first);

@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,12 +13,24 @@
 #include "format/manifest.h"
 #include "io/io_queue.h"
 #include "io/io_task.h"
+#include "store/attempt_file.h"
 #include "store/attempt_folder.h"
 #include "store/commit.h"
 #include "store/spare.h"
 #include "store/writer.h"
 
 namespace cairn {
+
+/// A second file of the rank: what has not changed.
+struct KeptSpec {
+  std::string name;
+  /// Its length, header included.
+  std::uint64_t bytes = 0;
+  /// Not null: a committed checkpoint has the file, open here, and Begin links it. Where it cannot be linked it is
+  /// copied from the descriptor, and `on_copy` is told why.
+  std::shared_ptr<const UniqueFd> linked;
+  std::function<void(const Status& why)> on_copy;
+};
 
 struct AttemptSpec {
   /// Begin makes it, unless it is already open.
@@ -26,6 +40,7 @@ struct AttemptSpec {
   std::uint64_t shard = 0;
   /// The shard's final length, header included.
   std::uint64_t file_bytes = 0;
+  std::optional<KeptSpec> kept = std::nullopt;
   /// The commit pins the checkpoint.
   bool pin = false;
   unsigned file_mode = 0644;
@@ -51,11 +66,14 @@ class Attempt {
 
   /// Step 1: checks the free space (NoSpace names what is needed and what is free; RLIMIT_FSIZE too), creates the shard
   /// file, with O_DIRECT if the filesystem supports it, or takes over a spare, whose space counts as free; then
-  /// allocates its blocks.
+  /// allocates its blocks. Links the kept file, or creates and allocates it too.
   void Begin(StatusDone done);
   /// Step 2: writes memory at an offset of the file. Address, length and offset are 4096-aligned; the caller pads the
   /// tail. The aligned rest of a short write is resubmitted; any other error is final.
   void Write(std::uint64_t offset, Bytes memory, StatusDone done);
+  /// The same into a kept file that is not linked; `header` is what sealing writes into it.
+  void WriteKept(std::uint64_t offset, Bytes memory, StatusDone done);
+  void SetKeptHeader(Bytes header) { kept_header_ = header; }
   /// Step 3: writes the header (4096-aligned memory and length), truncates the file to file_bytes, fsyncs and closes
   /// it, fsyncs the folder, and the folder that a spare came from. Corrupt if the folder no longer holds this very
   /// file.
@@ -82,13 +100,16 @@ class Attempt {
   [[nodiscard]] bool beginning() const { return stage_ == Stage::kNew && in_flight_ != 0; }
   /// The shard file exists.
   [[nodiscard]] bool begun() const { return stage_ != Stage::kNew; }
-  [[nodiscard]] bool direct() const { return direct_ != Direct::kRefused; }
+  [[nodiscard]] bool direct() const { return shard_.direct(); }
   [[nodiscard]] bool recycled() const { return spare_.taken(); }
-  [[nodiscard]] std::uint64_t bytes_written() const { return bytes_written_; }
+  [[nodiscard]] std::uint64_t bytes_written() const {
+    return shard_.bytes_written() + (kept_ ? kept_->bytes_written() : 0);
+  }
+  /// The kept file, once begun.
+  [[nodiscard]] const std::shared_ptr<const UniqueFd>& kept_fd() const { return kept_fd_; }
 
  private:
   enum class Stage : std::uint8_t { kNew, kWriting, kSealed, kCommitted, kAbandoned };
-  enum class Direct : std::uint8_t { kUntried, kTaken, kRefused };
 
   [[nodiscard]] const AttemptFolder& folder() const { return *spec_.folder; }
   [[nodiscard]] const PathAt& root() const { return folder().root(); }
@@ -100,47 +121,43 @@ class Attempt {
   IoTask<Status> Explain(IoTask<Status> task);
 
   IoTask<Status> BeginTask();
-  IoTask<Status> WriteTask(std::uint64_t offset, Bytes memory);
   IoTask<Status> SealTask(Bytes header);
   IoTask<Status> CommitTask(Manifest manifest, std::vector<std::string> index_runs, bool replace, Bytes header);
   IoTask<Status> AbandonTask();
 
+  [[nodiscard]] AttemptFile::Spec FileSpec(const std::string& name, std::uint64_t bytes);
   IoTask<Status> MakeRoom();
-  IoTask<Status> MakeShard();
-  IoTask<Status> WriteAt(std::uint64_t offset, Bytes memory);
-  IoTask<Status> WriteHeader(Bytes header);
-  IoTask<Status> FsyncShard();
+  IoTask<Status> Allocate(AttemptFile& file);
+  IoTask<Status> BeginKept();
+  IoTask<Status> LinkKept(const UniqueFd& file);
+  IoTask<Status> OpenKept();
+  void AddHeaderTasks(Bytes header, std::vector<IoTask<Status>>& tasks);
   [[nodiscard]] std::vector<IoTask<Status>> FsyncTasks();
   IoTask<Status> CheckRoomTask();
 
-  [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
-  [[nodiscard]] Status CheckSize() const;
   /// Blocks that the spare already has need no space.
   [[nodiscard]] Status CheckRoom() const;
   [[nodiscard]] Status CheckManifest(const Manifest& manifest) const;
-  /// Checks that the folder still holds the file that was written, at its full length.
-  [[nodiscard]] Status CheckShard() const;
+  /// Checks that the folder still has the file that was linked.
+  [[nodiscard]] Status CheckKept() const;
 
   IoQueue& queue_;
   const AttemptSpec spec_;
-  const PathAt shard_;
-  // The file's length until Seal truncates it.
-  const std::uint64_t laid_out_;
 
   Stage stage_ = Stage::kNew;
   // The first error.
   Status status_;
   int in_flight_ = 0;
-  Direct direct_ = Direct::kUntried;
-  // Also set if the file may exist: an operation that failed may still have taken effect.
-  bool shard_made_ = false;
   // The folder has, or may have, another name.
   bool in_place_ = false;
   bool hurry_ = false;
   CommitGate gate_;
-  std::uint64_t bytes_written_ = 0;
-  UniqueFd shard_fd_;
   Spare spare_;
+  AttemptFile shard_;
+  std::optional<AttemptFile> kept_;
+  bool kept_linked_ = false;
+  Bytes kept_header_;
+  std::shared_ptr<const UniqueFd> kept_fd_;
 };
 
 }  // namespace cairn

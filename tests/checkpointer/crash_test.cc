@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -118,6 +119,31 @@ int RunLines(const std::string& root, const std::shared_ptr<FaultPlan>& plan, co
   return RestoreAndCompare(**checkpointer, Latest()).ok() && save(14, 15) ? 0 : 5;
 }
 
+constexpr std::uint64_t kFrozenSeed = 5;
+
+// Frozen tensors beside what changes: two saves in flight that both write them, linked from then on, with a removal
+// after each; one whose link is refused, so that the file is copied; and the last step saved again.
+int RunKept(const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
+  Options options = SmallOptions(root);
+  options.keep_last = 1;
+  options.on_event = SayDurable(say);
+  const auto checkpointer = Checkpointer::Open(options, Through(plan));
+  if (!checkpointer.ok()) return 2;
+  FrozenTensor frozen;
+  frozen.Fill(kFrozenSeed);
+  std::vector<std::unique_ptr<Tensors>> states;
+  const auto save = [&](std::uint64_t step, const SaveOptions& save_options = {}) {
+    states.push_back(SmallState(step));
+    return (*checkpointer)->Save(step, frozen.With(states.back()->state()), save_options).ok();
+  };
+  if (!save(11) || !save(12) || !(*checkpointer)->Drain(Soon()).ok()) return 3;
+  if (!save(13) || !save(14) || !(*checkpointer)->Drain(Soon()).ok()) return 4;
+  plan->Fail({.op = IoOp::kLink, .nth = 1}, EPERM);
+  if (!save(15) || !(*checkpointer)->Drain(Soon()).ok()) return 5;
+  if (!save(15, {.if_exists = IfExists::kReplace}) || !(*checkpointer)->Drain(Soon()).ok()) return 6;
+  return plan->Count({.op = IoOp::kLink}) >= 4 ? 0 : 7;
+}
+
 std::optional<std::uint64_t> NewestAcknowledged(const std::vector<std::string>& lines) {
   std::optional<std::uint64_t> newest;
   for (const std::string& line : lines) {
@@ -128,9 +154,11 @@ std::optional<std::uint64_t> NewestAcknowledged(const std::vector<std::string>& 
 
 enum class When : bool { kBefore, kAfter };
 
+using InRoot = std::function<void(const std::string& root)>;
+
 // Runs in a child that is killed at its kth operation. False if the run has fewer.
 bool KillAt(const RunInChild& run, const std::string& root, std::uint64_t k, When when, int ranks,
-            std::optional<std::uint64_t> acknowledged_before = std::nullopt) {
+            std::optional<std::uint64_t> acknowledged_before, const InRoot& also) {
   Forked child([&](const Say& say) {
     const auto plan = FaultPlan::Make();
     when == When::kBefore ? plan->KillBefore({.nth = k}) : plan->KillAfter({.nth = k});
@@ -144,14 +172,14 @@ bool KillAt(const RunInChild& run, const std::string& root, std::uint64_t k, Whe
   }
   EXPECT_EQ(end.value, SIGKILL);
   const std::optional<std::uint64_t> newest = NewestAcknowledged(end.lines);
+  if (also) also(root);
   ExpectNothingLost(root, newest ? newest : acknowledged_before, ranks);
   return true;
 }
 
 // Kills at each of SomePoints. Returns how many operations a run has, to within the stride.
-std::uint64_t KillAtEach(const RunInChild& run, const std::string& folder, int ranks,
-                         const std::function<void(const std::string& root)>& prepare = {},
-                         std::optional<std::uint64_t> acknowledged_before = std::nullopt) {
+std::uint64_t KillAtEach(const RunInChild& run, const std::string& folder, int ranks, const InRoot& prepare = {},
+                         std::optional<std::uint64_t> acknowledged_before = std::nullopt, const InRoot& also = {}) {
   const Points points = SomePoints(7);
   for (const When when : {When::kBefore, When::kAfter}) {
     for (std::uint64_t k = 1 + points.first;; k += points.stride) {
@@ -160,7 +188,7 @@ std::uint64_t KillAtEach(const RunInChild& run, const std::string& folder, int r
       const std::string root = folder + "/" + std::to_string(k);
       std::filesystem::create_directory(root);
       if (prepare) prepare(root);
-      const bool killed = KillAt(run, root, k, when, ranks, acknowledged_before);
+      const bool killed = KillAt(run, root, k, when, ranks, acknowledged_before, also);
       std::filesystem::remove_all(root);
       if (testing::Test::HasFailure()) return 0;
       if (killed) continue;
@@ -192,6 +220,13 @@ TEST(Crash, LosesNothingAtAnyOperationOfThreeRanksSaves) {
 TEST(Crash, LosesNothingAtAnyOperationOfSavesThatBeginLines) {
   const TempDir dir;
   const std::uint64_t operations = KillAtEach(RunLines, dir.path(), 1);
+  EXPECT_GT(operations, 100U);
+}
+
+TEST(Crash, LosesNothingAtAnyOperationOfSavesWithFrozenTensors) {
+  const TempDir dir;
+  const std::uint64_t operations =
+      KillAtEach(RunKept, dir.path(), 1, {}, {}, [](const std::string& root) { ExpectFrozenIn(root, kFrozenSeed); });
   EXPECT_GT(operations, 100U);
 }
 

@@ -47,16 +47,17 @@ class CudaSaves : public testing::Test {
     ASSERT_TRUE(opened.ok()) << opened.status();
     checkpointer_ = *std::move(opened);
   }
-  std::byte* AddTensor(State& state, std::uint64_t bytes, std::uint32_t seed) {
+  std::byte* AddTensor(State& state, std::uint64_t bytes, std::uint32_t seed, bool frozen = false) {
     std::byte* const at = cuda_->MakeTensor(Pattern(bytes, seed));
-    AddMemory(state, at, bytes, 0);
+    AddMemory(state, at, bytes, 0, frozen);
     return at;
   }
-  void AddMemory(State& state, std::byte* at, std::uint64_t bytes, int gpu) {
+  void AddMemory(State& state, std::byte* at, std::uint64_t bytes, int gpu, bool frozen = false) {
     const TensorView view{.data = at,
                           .dtype = DType::kU8,
                           .shape = {static_cast<std::int64_t>(bytes)},
-                          .device = {DeviceKind::kCuda, gpu}};
+                          .device = {DeviceKind::kCuda, gpu},
+                          .frozen = frozen};
     ASSERT_EQ(state.Add(fmt::format("t{}", names_++), view), Status::Ok());
   }
   static int Copies() { return fake_cuda::Calls("cuMemcpyAsync") + fake_cuda::Calls("cuMemcpyBatchAsync"); }
@@ -95,6 +96,48 @@ TEST_F(CudaSaves, FewOperationsAreOutstandingWhileTheCallersStreamIsBusy) {
     ASSERT_EQ(checkpointer_->Restore(Latest(), state, {.streams = {stream}}).status(), Status::Ok());
     cuda_->Synchronize(stream);
     for (std::uint32_t i = 0; i < kTensors; ++i) ASSERT_EQ(cuda_->ReadTensor(tensors[i], 1024), Pattern(1024, i));
+    checkpointer_.reset();
+    cuda_.reset();
+  }
+}
+
+// In chunks of their own, staged or not; and from the second save on not at all.
+TEST_F(CudaSaves, FrozenTensorsAreCopiedOnce) {
+  for (const std::uint64_t staging : {0_MiB, 4_MiB}) {
+    fake_cuda::Reset();
+    Open(13000, staging);
+    State state;
+    std::byte* const trained = AddTensor(state, 1'700'001, 1);
+    std::byte* const frozen = AddTensor(state, 1'300'003, 2, true);
+    std::byte* const small = AddTensor(state, 5'000, 3, true);
+    const Stream stream = cuda_->MakeStream();
+    std::vector<std::uint64_t> written;
+    const std::uint64_t first = 2 * staging + 1;
+    for (std::uint64_t step = first; step < first + 2; ++step) {
+      cuda_->LaunchWrite(stream, trained, Pattern(1'700'001, static_cast<std::uint32_t>(step)));
+      const auto save = checkpointer_->Save(step, state, {.streams = {stream}});
+      ASSERT_TRUE(save.ok()) << save.status();
+      ASSERT_EQ(checkpointer_->Fence(stream), Status::Ok());
+      cuda_->LaunchWrite(stream, trained, Pattern(1'700'001, 99));
+      ASSERT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+      EXPECT_EQ(save->stats().staged, staging != 0);
+      written.push_back(save->stats().bytes_written);
+    }
+
+    EXPECT_GT(written[0] - written[1], 1'305'003U);
+    for (const std::uint64_t step : {first, first + 1}) {
+      for (const auto& [at, bytes] :
+           {std::pair(trained, 1'700'001U), std::pair(frozen, 1'300'003U), std::pair(small, 5'000U)}) {
+        cuda_->LaunchWrite(stream, at, Pattern(bytes, 77));
+      }
+      cuda_->Synchronize(stream);
+      ASSERT_EQ(checkpointer_->Restore(Step(step), state, {.resume = false, .streams = {stream}}).status(),
+                Status::Ok());
+      cuda_->Synchronize(stream);
+      EXPECT_EQ(cuda_->ReadTensor(trained, 1'700'001), Pattern(1'700'001, static_cast<std::uint32_t>(step)));
+      EXPECT_EQ(cuda_->ReadTensor(frozen, 1'300'003), Pattern(1'300'003, 2));
+      EXPECT_EQ(cuda_->ReadTensor(small, 5'000), Pattern(5'000, 3));
+    }
     checkpointer_.reset();
     cuda_.reset();
   }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -83,6 +84,8 @@ class PowerCutTest : public Test {
   // In memory, because it is read back only once.
   const TempDir trees_{Memory()};
   std::shared_ptr<Recording> recording_;
+  // Of what is frozen in each checkpoint.
+  std::optional<std::uint64_t> frozen_seed_;
   Mutex mutex_;
   std::uint64_t variant_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::vector<Acknowledged> acknowledged_ CAIRN_GUARDED_BY(mutex_);
@@ -113,6 +116,7 @@ class PowerCutTest : public Test {
       }
       if (!steps.empty()) ExpectLinesRecorded(options.root, *reader);
       for (const std::uint64_t step : steps) ExpectBits(*reader, step, ranks, variants);
+      if (frozen_seed_) ExpectFrozen(*reader, *frozen_seed_);
     } else {
       EXPECT_FALSE(newest.has_value()) << "step " << newest.value_or(0) << " was acknowledged";
     }
@@ -177,6 +181,38 @@ TEST_F(PowerCutTest, KeepsAcknowledgedSavesIntoRecycledFiles) {
     }
     const CheckpointerStats stats = checkpointer->stats();
     if (stats.shards_recycled != 2) GTEST_SKIP() << stats.not_recycled_reason;
+  }
+
+  ExpectAcknowledgedAfterEachCut(1, true);
+}
+
+// Linked, copied where a link is refused, and with the step that has the file removed or replaced.
+TEST_F(PowerCutTest, KeepsAcknowledgedSavesWithFrozenTensors) {
+  recording_ = Recording::Make(disk());
+  frozen_seed_ = 5;
+  {
+    Options options = RecordedOptions();
+    options.keep_last = 1;
+    const auto plan = FaultPlan::Make();
+    Wiring wiring;
+    wiring.wrap_queue = [&](IoQueueFactory inner) { return recording_->Wrap(plan->Wrap(std::move(inner))); };
+    const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options, wiring);
+    ASSERT_NE(checkpointer, nullptr);
+    FrozenTensor frozen;
+    frozen.Fill(*frozen_seed_);
+    const auto save = [&](std::uint64_t step, const SaveOptions& save_options = {}) {
+      const auto small = SmallState(step);
+      const auto one = checkpointer->Save(step, frozen.With(small->state()), save_options);
+      ASSERT_TRUE(one.ok() && one->WaitDurable(Soon()).ok());
+      ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+    };
+    save(1);
+    save(2);
+    save(3);
+    plan->Fail({.op = IoOp::kLink, .nth = 1}, EMLINK);
+    save(4);
+    save(4, {.if_exists = IfExists::kReplace});
+    EXPECT_EQ(plan->Count({.op = IoOp::kLink}), 4U);
   }
 
   ExpectAcknowledgedAfterEachCut(1, true);

@@ -71,6 +71,48 @@ bool Holds(const Tensors& tensors, std::uint64_t step, int rank, std::uint64_t v
   return tensors.Holds(Seed(step, rank, variant));
 }
 
+FrozenTensor::FrozenTensor(int rank) : name_(fmt::format("rank{}.frozen", rank)) {}
+
+void FrozenTensor::Fill(std::uint64_t seed) {
+  for (std::size_t i = 0; i < memory_.size(); ++i) memory_[i] = seed * 0x9e3779b97f4a7c15 + i;
+}
+
+bool FrozenTensor::Holds(std::uint64_t seed) const {
+  for (std::size_t i = 0; i < memory_.size(); ++i) {
+    if (memory_[i] != seed * 0x9e3779b97f4a7c15 + i) return false;
+  }
+  return true;
+}
+
+State FrozenTensor::With(const State& state) {
+  State both = state;
+  const Status added = both.Add(name_, {.data = memory_.data(),
+                                        .dtype = DType::kU64,
+                                        .shape = {static_cast<std::int64_t>(memory_.size())},
+                                        .frozen = true,
+                                        .version = version});
+  EXPECT_EQ(added, Status::Ok());
+  return both;
+}
+
+void ExpectFrozen(Checkpointer& reader, std::uint64_t seed, int rank) {
+  for (const std::uint64_t step : ListedSteps(reader)) {
+    FrozenTensor frozen(rank);
+    const auto restored = ReadAlone(reader, Step(step), frozen.With({}), {.resume = false});
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_TRUE(frozen.Holds(seed)) << "step " << step << ", rank " << rank;
+  }
+}
+
+void ExpectFrozenIn(const std::string& root, std::uint64_t seed, int ranks) {
+  if (!std::filesystem::exists(root + "/.writer")) return;
+  Options options = SmallOptions(root);
+  options.read_only = true;
+  const std::unique_ptr<Checkpointer> reader = OpenOrFail(options);
+  if (reader == nullptr) return;
+  for (int rank = 0; rank < ranks; ++rank) ExpectFrozen(*reader, seed, rank);
+}
+
 Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options, std::uint64_t variant) {
   const std::unique_ptr<Tensors> state = SmallState(step, 0, variant);
   CAIRN_ASSIGN_OR_RETURN(const SaveHandle save, checkpointer.Save(step, state->state(), options));

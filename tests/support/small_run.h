@@ -33,6 +33,26 @@ void AbandonAtOnce(Checkpointer& checkpointer);
 /// Whether the state holds what SmallState made.
 [[nodiscard]] bool Holds(const Tensors& tensors, std::uint64_t step, int rank = 0, std::uint64_t variant = 0);
 
+/// A frozen tensor of more than a chunk, "rank<R>.frozen", beside a SmallState.
+class FrozenTensor {
+ public:
+  explicit FrozenTensor(int rank = 0);
+  void Fill(std::uint64_t seed);
+  [[nodiscard]] bool Holds(std::uint64_t seed) const;
+  /// Its version is what it is when it is added.
+  [[nodiscard]] State With(const State& state);
+  std::uint64_t version = 0;
+
+ private:
+  const std::string name_;
+  std::vector<std::uint64_t> memory_ = std::vector<std::uint64_t>(160'001);
+};
+/// The rank's frozen tensor, as FrozenTensor has filled it, is in each checkpoint that is listed. What is wrong is a
+/// test failure.
+void ExpectFrozen(Checkpointer& reader, std::uint64_t seed, int rank = 0);
+/// The same of a root.
+void ExpectFrozenIn(const std::string& root, std::uint64_t seed, int ranks = 1);
+
 /// Saves SmallState(step) and waits until it is durable.
 Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options = {},
                    std::uint64_t variant = 0);

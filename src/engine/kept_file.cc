@@ -1,0 +1,71 @@
+#include "engine/kept_file.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace cairn {
+namespace {
+
+bool IsSameTensor(const TensorTable& a, const TensorEntry& x, const TensorTable& b, const TensorEntry& y) {
+  if (x.is_alias() != y.is_alias()) return false;
+  if (x.is_alias()) return a[x.alias_of].name == b[y.alias_of].name;
+  return x.dtype == y.dtype && x.shape == y.shape && x.part == y.part && x.device == y.device && x.layout == y.layout;
+}
+
+// Entries that are frozen under all of their names.
+std::vector<bool> Frozen(const TensorTable& table) {
+  std::vector<bool> frozen(table.size());
+  for (std::uint32_t i = 0; i < table.size(); ++i) frozen[i] = table[i].frozen;
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    if (table[i].is_alias() && !frozen[i]) frozen[table[i].alias_of] = false;
+  }
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    if (table[i].is_alias()) frozen[i] = frozen[table[i].alias_of];
+  }
+  return frozen;
+}
+
+std::uint64_t BytesOf(const TensorTable& table, const std::vector<bool>& entries) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    if (entries[i] && !table[i].is_alias()) bytes += table[i].bytes();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool worn) {
+  if (before != nullptr && table == before->table) {
+    return {.holds = before->holds, .linked = !worn, .confirms = worn};
+  }
+  std::vector<bool> holds = Frozen(*table);
+  bool same = true;
+  std::size_t found = 0;
+  for (std::uint32_t i = 0; before != nullptr && i < table->size(); ++i) {
+    if (!holds[i]) continue;
+    const std::optional<std::uint32_t> there = before->table->Find((*table)[i].name);
+    const bool of_before = there && IsSameTensor(*table, (*table)[i], *before->table, (*before->table)[*there]);
+    if (!of_before || !(*before->table)[*there].frozen) {
+      same = false;
+      continue;
+    }
+    // Their holders have decided for aliases, which come behind them.
+    const std::uint32_t holder = (*table)[i].is_alias() ? (*table)[i].alias_of : i;
+    if (holder != i) {
+      holds[i] = holds[holder];
+    } else {
+      holds[i] = before->holds[*there] && (*table)[i].version == (*before->table)[*there].version;
+    }
+    if (before->holds[*there] && !holds[i]) same = false;
+    found += holds[i] ? 1 : 0;
+  }
+  if (BytesOf(*table, holds) < kLeastKept) return {};
+  const auto held =
+      before == nullptr ? 0 : static_cast<std::size_t>(std::count(before->holds.begin(), before->holds.end(), true));
+  const bool unchanged = before != nullptr && same && found == held;
+  return {.holds = std::move(holds), .linked = !worn && unchanged, .confirms = worn && unchanged};
+}
+
+}  // namespace cairn

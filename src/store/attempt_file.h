@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/bytes.h"
+#include "base/unique_fd.h"
+#include "cairn/status.h"
+#include "io/io_task.h"
+
+namespace cairn {
+
+/// One file of one rank while an attempt writes it: its part of steps 1 to 3 of the commit protocol (see attempt.cc).
+///
+/// For the queue's thread. Outlives its tasks.
+class AttemptFile {
+ public:
+  struct Spec {
+    PathAt path;
+    /// Its final length, header included.
+    std::uint64_t bytes = 0;
+    unsigned mode = 0644;
+    /// Another rank looks for its name, which may be seen late.
+    bool seen_late = false;
+    /// Files to unlink if the disk is full.
+    Room* room = nullptr;
+    /// Once it is not ok, a short write is not resumed.
+    const Status* stop = nullptr;
+  };
+  explicit AttemptFile(Spec spec) : spec_(std::move(spec)), laid_out_(AlignUp(spec_.bytes, kBlock)) {}
+
+  [[nodiscard]] const PathAt& path() const { return spec_.path; }
+  /// A spare that takes its place is opened into it.
+  [[nodiscard]] UniqueFd& fd() { return fd_; }
+  /// The file's length until its header is written.
+  [[nodiscard]] std::uint64_t laid_out() const { return laid_out_; }
+  [[nodiscard]] bool direct() const { return direct_ != Direct::kRefused; }
+  [[nodiscard]] std::uint64_t bytes_written() const { return bytes_written_; }
+  [[nodiscard]] Status CheckSize() const;
+  [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
+
+  /// Creates it, with O_DIRECT if the filesystem supports it.
+  IoTask<Status> Make();
+  /// Its blocks.
+  IoTask<IoResult> Allocate();
+  /// Writes memory at an offset: 4096-aligned, as are address and length.
+  IoTask<Status> Write(std::uint64_t offset, Bytes memory);
+  /// The same, uncounted, and not yet on its way to the disk where writes are buffered.
+  IoTask<Status> WriteAt(std::uint64_t offset, Bytes memory);
+  /// Truncates the padded tail.
+  IoTask<Status> WriteHeader(Bytes header);
+  /// Of a file of this length, which is open there: all of it.
+  IoTask<Status> CopyFrom(const UniqueFd& source);
+  /// Fsyncs and closes it. Corrupt if the name no longer leads to this very file at its full length.
+  IoTask<Status> Fsync();
+  IoTask<Status> Close() { return io::Close(fd_, path().text()); }
+  /// Closes it, and unlinks it if it may exist. Best effort: the first error.
+  IoTask<Status> Remove();
+
+  /// The name may exist: an operation that failed may still have taken effect.
+  void MayExist() { made_ = true; }
+
+ private:
+  enum class Direct : std::uint8_t { kUntried, kTaken, kRefused };
+  [[nodiscard]] Status CheckShard() const;
+
+  const Spec spec_;
+  const std::uint64_t laid_out_;
+  Direct direct_ = Direct::kUntried;
+  bool made_ = false;
+  std::uint64_t bytes_written_ = 0;
+  UniqueFd fd_;
+};
+
+}  // namespace cairn

@@ -1,0 +1,498 @@
+// Frozen tensors: written once, linked into the checkpoints that follow, and written again wherever they may have
+// changed.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "engine/kept_file.h"
+#include "support/checkpoint_writer.h"
+#include "support/small_run.h"
+#include "testing/local_group.h"
+#include "testing/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr std::uint64_t kSeed = 77;
+constexpr std::uint64_t kFrozenBytes = 160'001 * 8;
+
+class Kept : public testing::Test {
+ protected:
+  Kept() { frozen_.Fill(kSeed); }
+
+  void Open(std::uint64_t keep_last = 0) {
+    Options options = SmallOptions(root());
+    options.keep_last = keep_last;
+    options.on_event = [this](const Event& event) {
+      MutexLock lock(mutex_);
+      if (event.message.find("frozen") != std::string::npos) warnings_.push_back(event.message);
+    };
+    checkpointer_ = OpenOrFail(options, Through(plan_));
+    ASSERT_NE(checkpointer_, nullptr);
+  }
+  [[nodiscard]] std::string root() const { return dir_ / "run"; }
+  [[nodiscard]] std::string Folder(std::uint64_t step) const { return fmt::format("{}/step-{:020}", root(), step); }
+  /// What the folder's manifest says of its kept files.
+  [[nodiscard]] std::vector<ManifestShard> KeptOf(std::uint64_t step) const {
+    std::vector<ManifestShard> kept;
+    for (ManifestShard& shard : ReadManifest(Folder(step)).shards) {
+      if (shard.kept) kept.push_back(std::move(shard));
+    }
+    return kept;
+  }
+  /// The path of its only kept file.
+  [[nodiscard]] std::string KeptPath(std::uint64_t step) const {
+    const std::vector<ManifestShard> kept = KeptOf(step);
+    EXPECT_THAT(kept, SizeIs(1)) << "step " << step;
+    return kept.empty() ? "" : Folder(step) + "/" + kept.front().file;
+  }
+  [[nodiscard]] bool Linked(std::uint64_t a, std::uint64_t b) const {
+    return std::filesystem::equivalent(KeptPath(a), KeptPath(b));
+  }
+
+  Status Save(std::uint64_t step, const State& state, const SaveOptions& options = {}) {
+    const auto save = checkpointer_->Save(step, state, options);
+    if (!save.ok()) return save.status();
+    const Status status = save->WaitDurable(Soon());
+    written_ = save->stats().bytes_written;
+    return status.ok() ? checkpointer_->Drain(Soon()) : status;
+  }
+  /// The small state of the step beside the frozen tensor.
+  Status Save(std::uint64_t step, const SaveOptions& options = {}) {
+    const auto small = SmallState(step);
+    return Save(step, frozen_.With(small->state()), options);
+  }
+  /// Every checkpoint verifies, and has the small state of its step and the frozen tensor as it was first.
+  void ExpectWhole() {
+    for (const std::uint64_t step : ListedSteps(*checkpointer_)) {
+      EXPECT_EQ(checkpointer_->Verify(Step(step)), Status::Ok());
+      const auto small = SmallState(0);
+      const auto restored = ReadAlone(*checkpointer_, Step(step), small->state(), {.resume = false});
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      EXPECT_TRUE(Holds(*small, step)) << "step " << step;
+    }
+    ExpectFrozen(*checkpointer_, kSeed);
+  }
+  [[nodiscard]] std::vector<std::string> warnings() {
+    MutexLock lock(mutex_);
+    return warnings_;
+  }
+
+  const TempDir dir_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  FrozenTensor frozen_;
+  std::uint64_t written_ = 0;
+  Mutex mutex_;
+  std::vector<std::string> warnings_ CAIRN_GUARDED_BY(mutex_);
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+TEST_F(Kept, IsWrittenOnceAndLinkedIntoTheNext) {
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  const std::uint64_t first = written_;
+
+  ASSERT_EQ(Save(2), Status::Ok());
+  const std::uint64_t second = written_;
+  ASSERT_EQ(Save(3), Status::Ok());
+
+  EXPECT_GT(first - second, kFrozenBytes);
+  EXPECT_LT(first - second, kFrozenBytes + 3 * 4096);
+  EXPECT_EQ(std::filesystem::hard_link_count(KeptPath(3)), 3U);
+  EXPECT_TRUE(Linked(1, 3));
+  EXPECT_EQ(KeptOf(3), KeptOf(1));
+  EXPECT_EQ(KeptOf(1).front().kept->step, 1U);
+  EXPECT_EQ(KeptOf(1).front().kept->attempt, ReadManifest(Folder(1)).attempt);
+  EXPECT_EQ(plan_->Count({.op = IoOp::kLink}), 2U);
+  ExpectWhole();
+  EXPECT_THAT(warnings(), IsEmpty());
+}
+
+TEST_F(Kept, NothingFrozenIsAsBefore) {
+  Open();
+  const auto small = SmallState(1);
+
+  ASSERT_EQ(Save(1, small->state()), Status::Ok());
+
+  EXPECT_THAT(ReadWholeFile(Folder(1) + "/manifest.json"), Not(HasSubstr("kept")));
+}
+
+TEST_F(Kept, AllMayBeFrozen) {
+  Open();
+  const State all = frozen_.With({});
+
+  ASSERT_EQ(Save(1, all), Status::Ok());
+  ASSERT_EQ(Save(2, all), Status::Ok());
+
+  EXPECT_TRUE(Linked(1, 2));
+  ExpectFrozen(*checkpointer_, kSeed);
+}
+
+TEST_F(Kept, TooLittleIsWrittenWithTheRest) {
+  Open();
+  std::vector<float> frozen(1000);
+  const auto small = SmallState(1);
+  State state = small->state();
+  ASSERT_EQ(state.Add("bias", {.data = frozen.data(), .shape = {1000}, .frozen = true}), Status::Ok());
+
+  ASSERT_EQ(Save(1, state), Status::Ok());
+  ASSERT_EQ(Save(2, state), Status::Ok());
+
+  EXPECT_THAT(KeptOf(2), IsEmpty());
+}
+
+TEST_F(Kept, SurvivesRetentionAndIsNoSpare) {
+  Open(1);
+
+  for (std::uint64_t step = 1; step <= 5; ++step) ASSERT_EQ(Save(step), Status::Ok());
+
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(5));
+  EXPECT_EQ(std::filesystem::hard_link_count(KeptPath(5)), 1U);
+  EXPECT_EQ(KeptOf(5).front().kept->step, 1U);
+  ExpectWhole();
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root())) {
+    const bool spare = entry.path().string().find("/.spare-") != std::string::npos;
+    EXPECT_FALSE(spare && entry.path().filename().string().starts_with("kept-")) << entry.path();
+  }
+  const CheckpointerStats stats = checkpointer_->stats();
+  if (stats.not_recycled_reason.empty()) {
+    EXPECT_EQ(stats.shards_recycled, 3U);
+  }
+}
+
+TEST_F(Kept, OfSavesInFlightEachLinksOnlyWhatIsCommitted) {
+  Open();
+  std::vector<std::unique_ptr<Tensors>> states;
+  std::vector<SaveHandle> saves;
+  const auto save = [&](std::uint64_t step) {
+    states.push_back(SmallState(step));
+    const auto one = checkpointer_->Save(step, frozen_.With(states.back()->state()));
+    ASSERT_TRUE(one.ok()) << one.status();
+    saves.push_back(*one);
+  };
+  const FaultGate gate = plan_->Hold({.op = IoOp::kRename, .path = "step-", .nth = 1});
+  save(1);
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+  save(2);
+  ASSERT_EQ(saves.back().WaitCaptured(Soon()), Status::Ok());
+  gate.Release();
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+  for (std::uint64_t step = 3; step <= 5; ++step) save(step);
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+
+  EXPECT_FALSE(Linked(1, 2)) << "step 1 was not committed";
+  for (const std::uint64_t step : {3U, 4U, 5U}) EXPECT_TRUE(Linked(2, step)) << step;
+  ExpectWhole();
+}
+
+TEST_F(Kept, IsWrittenAgainWhereItMayHaveChanged) {
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  FrozenTensor other;
+  other.Fill(kSeed);
+  const auto small = SmallState(2);
+
+  ASSERT_EQ(Save(2, other.With(small->state())), Status::Ok());
+  EXPECT_FALSE(Linked(1, 2)) << "another memory";
+  ASSERT_EQ(Save(3, other.With(SmallState(3)->state())), Status::Ok());
+  EXPECT_TRUE(Linked(2, 3));
+
+  const auto into = SmallState(0);
+  ASSERT_TRUE(checkpointer_->Restore(Step(1), other.With(into->state())).ok());
+  ASSERT_EQ(Save(4, other.With(SmallState(4)->state())), Status::Ok());
+  EXPECT_FALSE(Linked(3, 4)) << "a restore";
+
+  const auto rest = SmallState(5);
+  State more = other.With(rest->state());
+  std::vector<double> added(1000, 1.5);
+  ASSERT_EQ(more.Add("added", {.data = added.data(), .dtype = DType::kF64, .shape = {1000}, .frozen = true}),
+            Status::Ok());
+  ASSERT_EQ(Save(5, more), Status::Ok());
+  EXPECT_FALSE(Linked(4, 5)) << "one more tensor";
+  ASSERT_EQ(Save(6, other.With(SmallState(6)->state())), Status::Ok());
+  EXPECT_FALSE(Linked(5, 6)) << "one fewer";
+  ASSERT_EQ(Save(7, SmallState(7)->state()), Status::Ok());
+  EXPECT_THAT(KeptOf(7), IsEmpty());
+  ASSERT_EQ(Save(8, other.With(SmallState(8)->state())), Status::Ok());
+  EXPECT_TRUE(Linked(6, 8)) << "the file of before is still good";
+  std::vector<double> read(1000);
+  State wanted;
+  ASSERT_EQ(wanted.Add("added", {.data = read.data(), .dtype = DType::kF64, .shape = {1000}}), Status::Ok());
+  ASSERT_TRUE(ReadAlone(*checkpointer_, Step(5), wanted, {.resume = false}).ok());
+  EXPECT_EQ(read, added);
+}
+
+TEST_F(Kept, OfASaveInFlightAtARestoreIsNotLinked) {
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  FrozenTensor other;
+  other.Fill(kSeed + 1);
+  const auto small = SmallState(2);
+  const FaultGate gate = plan_->Hold({.op = IoOp::kRename, .path = "step-", .nth = 1});
+  const auto save = checkpointer_->Save(2, other.With(small->state()));
+  ASSERT_TRUE(save.ok() && gate.WaitHeld(Soon()));
+
+  ASSERT_TRUE(checkpointer_->Restore(Step(1), other.With({})).ok());
+  gate.Release();
+  ASSERT_EQ(save->WaitDurable(Soon()), Status::Ok());
+  ASSERT_EQ(Save(3, other.With(SmallState(3)->state())), Status::Ok());
+
+  EXPECT_FALSE(Linked(2, 3)) << "it has what was there before the restore";
+  FrozenTensor read;
+  ASSERT_TRUE(ReadAlone(*checkpointer_, Step(3), read.With({}), {.resume = false}).ok());
+  EXPECT_TRUE(read.Holds(kSeed));
+}
+
+// It moves to what changes, and stays there: what is kept beside it is not written again and again.
+TEST_F(Kept, ATensorOfAnotherVersionIsWrittenWithWhatChanges) {
+  Open();
+  FrozenTensor moves(1);
+  moves.Fill(1);
+  const auto save = [&](std::uint64_t step) {
+    const auto small = SmallState(step);
+    return Save(step, moves.With(frozen_.With(small->state())));
+  };
+  ASSERT_EQ(save(1), Status::Ok());
+  EXPECT_GT(KeptOf(1).front().length, 2 * kFrozenBytes);
+
+  for (std::uint64_t step = 2; step <= 4; ++step) {
+    moves.Fill(step);
+    moves.version = step;
+    ASSERT_EQ(save(step), Status::Ok());
+  }
+
+  for (std::uint64_t step = 1; step <= 4; ++step) {
+    FrozenTensor read(1);
+    ASSERT_TRUE(ReadAlone(*checkpointer_, Step(step), read.With({}), {.resume = false}).ok());
+    EXPECT_TRUE(read.Holds(step));
+  }
+  EXPECT_FALSE(Linked(1, 2));
+  EXPECT_TRUE(Linked(2, 4));
+  EXPECT_LT(KeptOf(4).front().length, 2 * kFrozenBytes);
+  ExpectWhole();
+}
+
+TEST_F(Kept, WhatCannotBeLinkedIsCopiedFromTheFile) {
+  for (const int error : {ENOENT, EPERM, EMLINK, EXDEV}) {
+    SCOPED_TRACE(std::strerror(error));
+    std::filesystem::remove_all(root());
+    frozen_.Fill(kSeed);
+    Open();
+    ASSERT_EQ(Save(1), Status::Ok());
+    frozen_.Fill(kSeed + 1);  // No copy may come from here.
+
+    plan_->Fail({.op = IoOp::kLink}, error);
+    ASSERT_EQ(Save(2), Status::Ok());
+    ASSERT_EQ(Save(3), Status::Ok());
+    plan_->Clear();
+    ASSERT_EQ(Save(4), Status::Ok());
+
+    EXPECT_FALSE(Linked(1, 2));
+    EXPECT_FALSE(Linked(2, 3));
+    EXPECT_TRUE(Linked(3, 4));
+    ExpectWhole();
+    EXPECT_THAT(warnings(), ElementsAre(HasSubstr("step 2: what is frozen was copied")));
+    checkpointer_.reset();
+    MutexLock lock(mutex_);
+    warnings_.clear();
+  }
+}
+
+TEST_F(Kept, WhoseNamesAreAllGoneIsCopied) {
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  std::filesystem::remove_all(Folder(1));
+
+  ASSERT_EQ(Save(2), Status::Ok());
+  ASSERT_EQ(Save(3), Status::Ok());
+
+  EXPECT_TRUE(Linked(2, 3));
+  EXPECT_THAT(warnings(), ElementsAre(HasSubstr("No such file")));
+  ExpectWhole();
+}
+
+TEST_F(Kept, AnotherErrorOfTheLinkFailsTheSaveAndNoOther) {
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  plan_->Fail({.op = IoOp::kLink, .nth = 1}, EIO);
+
+  EXPECT_EQ(Save(2).code(), StatusCode::kIoError);
+  ASSERT_EQ(Save(3), Status::Ok());
+
+  EXPECT_TRUE(Linked(1, 3));
+  EXPECT_THAT(Leftovers(root()), testing::Each(testing::StartsWith(".spare-")));
+  ExpectWhole();
+}
+
+TEST_F(Kept, CapturedIsToldOnceItIsLinked) {
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  const FaultGate gate = plan_->Hold({.op = IoOp::kLink});
+  const auto small = SmallState(2);
+
+  const auto save = checkpointer_->Save(2, frozen_.With(small->state()));
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+  EXPECT_EQ(save->WaitCaptured(Deadline::In(std::chrono::milliseconds(100))).code(), StatusCode::kDeadlineExceeded);
+  gate.Release();
+
+  EXPECT_EQ(save->WaitCaptured(Soon()), Status::Ok());
+  EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
+  ExpectWhole();
+}
+
+TEST_F(Kept, IsInWhatReplacesAPinnedStepAndInWhatIsPublished) {
+  Open(1);
+  const std::string path = dir_ / "last.ckpt";
+  ASSERT_EQ(Save(1, {.pin = true}), Status::Ok());
+  ASSERT_EQ(Save(2), Status::Ok());
+
+  ASSERT_EQ(Save(2, {.if_exists = IfExists::kReplace}), Status::Ok());
+  ASSERT_EQ(Save(3), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 3));
+  for (std::uint64_t step = 3; step <= 5; ++step) {
+    if (step > 3) {
+      ASSERT_EQ(Save(step), Status::Ok());
+    }
+    ASSERT_EQ(checkpointer_->Publish(step, path), Status::Ok());
+  }
+
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1));
+  EXPECT_TRUE(std::filesystem::equivalent(KeptPath(1), path + "/" + KeptOf(1).front().file));
+  EXPECT_EQ(std::filesystem::hard_link_count(KeptPath(1)), 2U);
+  EXPECT_EQ(checkpointer_->Verify(cairn::Folder(path)), Status::Ok());
+  EXPECT_THAT(warnings(), IsEmpty());
+  ExpectWhole();
+}
+
+// And a change that nobody said is found then.
+TEST_F(Kept, IsWrittenAnewAfterManyLinks) {
+  Open(1);
+  const auto save = [&](std::uint64_t step) {
+    const auto small = SmallState(1);
+    const auto one = checkpointer_->Save(step, frozen_.With(small->state()));
+    ASSERT_TRUE(one.ok() && one->WaitDurable(Soon()).ok());
+  };
+
+  for (std::uint64_t step = 1; step <= kMostLinks + 1; ++step) save(step);
+  EXPECT_EQ(KeptOf(kMostLinks + 1).front().kept->step, 1U);
+  frozen_.Fill(kSeed + 1);
+  save(kMostLinks + 2);
+
+  EXPECT_EQ(KeptOf(kMostLinks + 2).front().kept->step, kMostLinks + 2);
+  EXPECT_THAT(warnings(), ElementsAre(HasSubstr("step 51: \"rank0.frozen\", or what lies behind it")));
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+  ExpectFrozen(*checkpointer_, kSeed + 1);
+}
+
+TEST_F(Kept, EachFileHasItsOwnMark) {
+  Options options = SmallOptions(root());
+  options.nonfinite = MarkNonFinite::kMark;
+  checkpointer_ = OpenOrFail(options);
+  ASSERT_NE(checkpointer_, nullptr);
+  std::vector<float> base(400'001, std::numeric_limits<float>::infinity());
+  std::vector<float> adapter(300'001, std::numeric_limits<float>::quiet_NaN());
+  State state;
+  ASSERT_EQ(state.Add("base", {.data = base.data(), .shape = {400'001}, .frozen = true}), Status::Ok());
+  ASSERT_EQ(state.Add("adapter", {.data = adapter.data(), .shape = {300'001}}), Status::Ok());
+
+  ASSERT_EQ(Save(1, state), Status::Ok());
+  std::ranges::fill(adapter, 1.0F);
+  ASSERT_EQ(Save(2, state), Status::Ok());
+
+  EXPECT_EQ(KeptOf(1).front().nonfinite, NonFinite::kInfinity);
+  EXPECT_EQ(ReadManifest(Folder(1)).shards.front().nonfinite, NonFinite::kNaN);
+  EXPECT_EQ(ReadManifest(Folder(2)).shards.front().nonfinite, NonFinite::kNone);
+  const auto list = checkpointer_->List();
+  ASSERT_TRUE(list.ok() && list->size() == 2);
+  EXPECT_EQ((*list)[0].nonfinite, NonFinite::kNaN);
+  EXPECT_EQ((*list)[1].nonfinite, NonFinite::kInfinity);
+}
+
+TEST_F(Kept, TiedTensorsAreKeptOnlyIfFrozenUnderEveryName) {
+  Open();
+  std::vector<float> tied(400'001, 1);
+  std::vector<float> half(400'001, 2);
+  const TensorView whole{.data = tied.data(), .shape = {400'001}, .frozen = true};
+  State state;
+  ASSERT_EQ(state.Add("embedding", whole), Status::Ok());
+  ASSERT_EQ(state.Add("head", whole), Status::Ok());
+  ASSERT_EQ(state.Add("frozen", {.data = half.data(), .shape = {400'001}, .frozen = true}), Status::Ok());
+  ASSERT_EQ(state.Add("trained", {.data = half.data(), .shape = {400'001}}), Status::Ok());
+
+  ASSERT_EQ(Save(1, state), Status::Ok());
+  ASSERT_EQ(Save(2, state), Status::Ok());
+
+  EXPECT_TRUE(Linked(1, 2));
+  const auto details = checkpointer_->Inspect(Step(2));
+  ASSERT_TRUE(details.ok()) << details.status();
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : details->tensors) {
+    if (tensor.file == KeptOf(2).front().file) names.push_back(tensor.name);
+  }
+  EXPECT_THAT(names, ElementsAre("embedding", "head"));
+}
+
+// Each rank has its own, in the manifest and in the index; a world of another size finds them.
+TEST_F(Kept, OfEachRank) {
+  Options options = SmallOptions(root());
+  options.keep_last = 2;
+  const auto ranks = OpenRanks(3, options);
+  ASSERT_EQ(ranks.size(), 3U);
+  std::vector<std::unique_ptr<FrozenTensor>> frozen;
+  for (int rank = 0; rank < 3; ++rank) {
+    frozen.push_back(std::make_unique<FrozenTensor>(rank));
+    frozen.back()->Fill(kSeed);
+  }
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    std::vector<std::unique_ptr<Tensors>> states;
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      states.push_back(SmallState(step, static_cast<int>(rank)));
+      // Rank 1 has nothing that is frozen.
+      const State& small = states.back()->state();
+      ASSERT_TRUE(ranks[rank]->Save(step, rank == 1 ? small : frozen[rank]->With(small)).ok());
+    }
+    for (const auto& rank : ranks) ASSERT_EQ(rank->Drain(Soon()), Status::Ok());
+  }
+
+  ASSERT_THAT(KeptOf(3), SizeIs(2));
+  EXPECT_EQ(KeptOf(3), KeptOf(2));
+  EXPECT_EQ(KeptOf(3)[0].kept, (KeptOrigin{0, 1, KeptOf(3)[0].kept->attempt}));
+  EXPECT_EQ(KeptOf(3)[1].kept->rank, 2U);
+  for (const ManifestShard& kept : KeptOf(3)) {
+    EXPECT_EQ(std::filesystem::hard_link_count(Folder(3) + "/" + kept.file), 2U);
+  }
+  EXPECT_TRUE(ReadManifest(Folder(3)).index.has_value());
+  EXPECT_EQ(ranks[0]->Verify(Step(3)), Status::Ok());
+  Options alone = SmallOptions(root());
+  alone.read_only = true;
+  std::vector<std::string> events;
+  alone.on_event = [&](const Event& event) { events.push_back(event.message); };
+  const auto reader = OpenOrFail(alone);
+  ASSERT_NE(reader, nullptr);
+  ExpectFrozen(*reader, kSeed, 0);
+  ExpectFrozen(*reader, kSeed, 2);
+  EXPECT_THAT(events, Not(testing::Contains(HasSubstr("reading the headers of all")))) << "the index names kept files";
+}
+
+}  // namespace
+}  // namespace cairn
