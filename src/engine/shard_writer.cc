@@ -25,6 +25,7 @@ std::function<void(Args...)> ShardWriter::Later(void (ShardWriter::*then)(Args..
 }
 
 bool ShardWriter::Ends(const Status& status) {
+  ForgetDamagedKept();
   if (stage_ == Stage::kStopped) {
     callbacks_.quiet();
   } else if (!status.ok()) {
@@ -291,7 +292,12 @@ void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::str
   BeginCommit();
 }
 
+void ShardWriter::ForgetDamagedKept() {
+  if (attempt_ != nullptr && attempt_->kept_failed() && context_.kept == kept_) context_.kept.reset();
+}
+
 void ShardWriter::OnCommitted(Status status) {
+  ForgetDamagedKept();
   // It was given up before the rename.
   stage_ == Stage::kStopped ? callbacks_.quiet() : callbacks_.committed(std::move(status));
 }

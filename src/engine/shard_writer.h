@@ -135,6 +135,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void OnHeader(std::shared_ptr<Planned> planned);
   void OnBegun(Status status);
   void SetSums(const StreamSums& sums);
+  /// The next save writes what is frozen anew.
+  void ForgetDamagedKept();
   /// Says if what is frozen has changed all the same.
   void Confirm();
   void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);

@@ -103,10 +103,10 @@ alignas(kBlock) constexpr std::array<std::byte, kBlock> kZeros{};
 
 IoTask<Status> Refused(Status why) { co_return why; }
 
-// It is gone, or filesystem, system or mount permit no (further) name.
+// It is gone, or filesystem, system, mount or policy permit no (further) name: there are many words for that. After
+// these others a copy would fare no better.
 bool CannotLink(int error) {
-  return error == ENOENT || error == EPERM || error == EMLINK || error == EXDEV || error == EOPNOTSUPP ||
-         error == ENOSYS;
+  return error != 0 && error != EEXIST && error != EIO && error != ENOSPC && error != EDQUOT && error != EROFS;
 }
 
 }  // namespace
@@ -267,7 +267,11 @@ IoTask<Status> Attempt::BeginTask() {
     CAIRN_CO_RETURN_IF_ERROR(co_await shard_.Make());
   }
   CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(shard_));
-  if (kept_) co_return co_await BeginKept();
+  if (kept_) {
+    Status begun = co_await BeginKept();
+    kept_failed_ = spec_.kept->linked != nullptr && !begun.ok();
+    co_return begun;
+  }
   co_return Status::Ok();
 }
 
@@ -290,7 +294,7 @@ IoTask<Status> Attempt::BeginKept() {
   CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(*kept_));
   if (linked != nullptr) {
     CAIRN_CO_RETURN_IF_ERROR(co_await kept_->CopyFrom(*linked));
-    if (spec_.kept->on_copy) spec_.kept->on_copy(no_link);
+    if (spec_.kept->on_copy && !kept_gone_) spec_.kept->on_copy(no_link);
   }
   co_return co_await OpenKept();
 }
@@ -299,6 +303,7 @@ IoTask<Status> Attempt::BeginKept() {
 IoTask<Status> Attempt::LinkKept(const UniqueFd& file) {
   IoResult linked = co_await io::Link(file, spec_.kept->name, kept_->path());
   if (linked.error != EEXIST) kept_->MayExist();
+  kept_gone_ = linked.error == ENOENT;
   if (CannotLink(linked.error)) co_return Error(StatusCode::kNotFound, "{}", linked.status.message());
   CAIRN_CO_RETURN_IF_ERROR(std::move(linked));
   kept_linked_ = true;
@@ -315,9 +320,19 @@ IoTask<Status> Attempt::OpenKept() {
 
 // Step 3
 
-Status Attempt::CheckKept() const {
-  if (IsSameFile(kept_->path(), *kept_fd_)) return Status::Ok();
-  return Error(StatusCode::kCorrupt, "{}: removed or replaced after it was linked", kept_->path());
+Status Attempt::CheckKept() {
+  struct stat found {};
+  kept_failed_ = true;
+  if (!IsSameFile(kept_->path(), *kept_fd_)) {
+    return Error(StatusCode::kCorrupt, "{}: removed or replaced after it was linked", kept_->path());
+  }
+  if (::fstat(kept_fd_->get(), &found) != 0) return ErrnoStatus(errno, "stat of " + kept_->path().text());
+  if (static_cast<std::uint64_t>(found.st_size) != spec_.kept->bytes) {
+    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", kept_->path(), spec_.kept->bytes,
+                 found.st_size);
+  }
+  kept_failed_ = false;
+  return Status::Ok();
 }
 
 void Attempt::AddHeaderTasks(Bytes header, std::vector<IoTask<Status>>& tasks) {

@@ -107,6 +107,8 @@ class Attempt {
   }
   /// The kept file, once begun.
   [[nodiscard]] const std::shared_ptr<const UniqueFd>& kept_fd() const { return kept_fd_; }
+  /// The kept file of before could be neither linked nor copied, or is damaged: no other save should try.
+  [[nodiscard]] bool kept_failed() const { return kept_failed_; }
 
  private:
   enum class Stage : std::uint8_t { kNew, kWriting, kSealed, kCommitted, kAbandoned };
@@ -139,7 +141,7 @@ class Attempt {
   [[nodiscard]] Status CheckRoom() const;
   [[nodiscard]] Status CheckManifest(const Manifest& manifest) const;
   /// Checks that the folder still has the file that was linked.
-  [[nodiscard]] Status CheckKept() const;
+  [[nodiscard]] Status CheckKept();
 
   IoQueue& queue_;
   const AttemptSpec spec_;
@@ -156,6 +158,9 @@ class Attempt {
   AttemptFile shard_;
   std::optional<AttemptFile> kept_;
   bool kept_linked_ = false;
+  bool kept_failed_ = false;
+  // All its names are.
+  bool kept_gone_ = false;
   Bytes kept_header_;
   std::shared_ptr<const UniqueFd> kept_fd_;
 };
