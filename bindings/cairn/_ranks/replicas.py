@@ -27,7 +27,7 @@ _VERSION = 2
 _LONGEST_TEXT = 60  # Characters of a value that ranks compare; longer values are compared by digest.
 # What forward writes, as a module's state_dict() has it: there it cannot be told that it is a buffer.
 STATISTICS = re.compile(r"[/.](running_mean|running_var|num_batches_tracked)$")
-_SHARD = re.compile(r"shard-(\d+)\.")
+_SHARD = re.compile(r"(?:shard|kept)-(\d+)[.-]")  # The files of a rank.
 _PLAIN = (int, float, str, type(None))
 TENSOR = object()  # Stands for a tensor among leaves.
 
