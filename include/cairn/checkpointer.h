@@ -151,7 +151,8 @@ struct Restored {
 
 struct CheckpointInfo {
   std::uint64_t step = 0;
-  /// The line of training. Each Restore begins a new one, numbered above all lines of the root before.
+  /// The line of training. Each Open for writing begins a new one, and each Restore after a save, numbered above all
+  /// lines of the root before.
   std::uint64_t line = 0;
   /// The id of the root that it was saved in, whose lines are meant. Empty if its writer knew none.
   std::string root;

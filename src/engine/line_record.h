@@ -9,7 +9,7 @@
 
 namespace cairn {
 
-/// Makes the lines that restores begin durable in the root's record, each before its first commit. Commits that come
+/// Makes the lines of saves durable in the root's record, each before its first commit. Commits that come
 /// meanwhile wait for the same write. For the engine's thread.
 class LineRecord {
  public:

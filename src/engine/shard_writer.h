@@ -141,7 +141,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void Confirm();
   void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);
   void OnSealed(Status status);
-  /// The commit, once the save's line is on the disk: at once, unless a restore began it.
+  /// The commit, once the save's line is on the disk: at once, if the opening or an earlier save has put it there.
   void BeginCommit();
   void OnLineRecorded(Status status);
   void OnCommitted(Status status);

@@ -45,9 +45,9 @@
 //    disk. A single rank needs no messages and does 3 and 5 in one: header and manifest are written in parallel, then
 //    everything is fsynced in parallel, then renamed. Nothing reads the attempt before the rename, so it does not
 //    matter which of the writes survive a crash.
-// 5. Commit (commit.cc), on the coordinator, only after every shard was found. A save that continues from a restore is
-//    of a line that the restore began. Before anything of its commit, the line is made the counter in `.writer`, as at
-//    the opening: draft, fsync, a look whether another writer has taken over, rename, fsync of the root
+// 5. Commit (commit.cc), on the coordinator, only after every shard was found. The first save after a later
+//    restore is of a line that `.writer` has not. Before anything of its commit, the line is made the counter there, as
+//    at the opening: draft, fsync, a look whether another writer has taken over, rename, fsync of the root
 //    (Root::WriteLine; once for a line, see src/engine/line_record.h). So a line that has a checkpoint is never begun
 //    again. A writer that was displaced between that look and the rename puts its own record back: its successor, which
 //    holds the lock, knows it by its lower epoch. With several ranks the index is written first, then the manifest,

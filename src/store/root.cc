@@ -17,7 +17,6 @@
 #include "base/uuid.h"
 #include "io/io_task.h"
 #include "store/late_name.h"
-#include "store/list.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/remove.h"
