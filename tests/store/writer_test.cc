@@ -142,8 +142,10 @@ TEST_F(WriterTest, LineIsOverwrittenInPlaceOnAFullDisk) {
 TEST_F(WriterTest, LineThatCannotBeWrittenIsNoLine) {
   const Opened root = Open();
   const std::size_t before = plan_->Count({});
+  const std::size_t fsyncs = plan_->Count({.op = IoOp::kFsync});
   ASSERT_EQ(RunTaskBlocking(*queue_, root->WriteLine(1)), Status::Ok());
   const std::size_t operations = plan_->Count({}) - before;
+  EXPECT_EQ(plan_->Count({.op = IoOp::kFsync}) - fsyncs, 2U) << "of the draft, and of the root after its rename";
   for (std::size_t k = 1; k <= operations; ++k) {
     SCOPED_TRACE(testing::Message() << "operation " << k << " of " << operations);
     plan_->Clear();

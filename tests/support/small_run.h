@@ -66,8 +66,9 @@ Status RestoreAndCompare(Checkpointer& checkpointer, const Selector& selector, s
 [[nodiscard]] std::vector<std::unique_ptr<Checkpointer>> OpenRanks(int ranks, Options options,
                                                                    const std::function<Wiring(int rank)>& wiring = {});
 
-/// All checkpoints are of the root's id and of lines up to its counter. What is wrong is a test failure.
-void ExpectLinesRecorded(const std::string& root, const Checkpointer& checkpointer);
+/// All checkpoints are of the root's id and of lines up to its counter; below it if they are listed by a `writer`,
+/// which has begun another. What is wrong is a test failure.
+void ExpectLinesRecorded(const std::string& root, const Checkpointer& checkpointer, bool writer);
 /// What a root must be after anything: every checkpoint in it verifies and holds the bits of its step for each of the
 /// ranks, the newest is `acknowledged` or newer, nothing of a crash is left once it is open, and the next save works.
 /// Opens it for that (with keep_last 0). What is wrong is a test failure.
