@@ -105,7 +105,7 @@ class LoadPlanner(DefaultLoadPlanner):
             elif isinstance(saved, TensorStorageMetadata):
                 if not isinstance(value, torch.Tensor):
                     others.append(f"{fqn} ({type_name(value)})")
-                elif not value.is_nested and saved.size != value.size():
+                elif not _is_nested(value) and saved.size != value.size():
                     unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(value.size())})")
         told = []
         if missing and self.allow_partial_load and len(missing) < len(self.state_dict):
@@ -132,6 +132,10 @@ class LoadPlanner(DefaultLoadPlanner):
             f'"{read_item.storage_index.fqn}" was pickled by the planner that saved it: if you trust whoever wrote '
             "the checkpoint, load it with DCP's DefaultLoadPlanner"
         )
+
+
+def _is_nested(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, ShardedTensor) and tensor.is_nested  # That raises for what it does not know.
 
 
 @contextlib.contextmanager
