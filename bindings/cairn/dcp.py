@@ -6,9 +6,10 @@
     dcp.async_save(state, storage_writer=dcp.StorageWriter(checkpointer, step))
     dcp.load(state, storage_reader=dcp.StorageReader(checkpointer))
 
-`save`, `async_save` and `load` have DCP's signatures, with SavePlanner and LoadPlanner by default. Code that calls
-`dcp.save(state, checkpoint_id=path)` needs the first line only: the path's number is the step. DCP's own calls take the
-writer and the reader too. Their `async_save` needs a process_group of its own if training itself uses gloo.
+`save`, `async_save` and `load` have DCP's signatures. The saves exchange no plan, unless they are given a planner. Code that
+calls `dcp.save(state, checkpoint_id=path)` needs the first line only: the path's number is the step. DCP's own calls take
+the writer and the reader too, with SavePlanner and LoadPlanner. Their `async_save` needs a process_group of its own if
+training itself uses gloo.
 
 Every rank writes one safetensors shard: its chunks of DTensors and sharded tensors, and its share of the data that
 several ranks hold. All shards are committed together, by the engine's own protocol. Any number of ranks can load them.

@@ -33,34 +33,68 @@ def trains(step, **how):
     return torch.cat(ones).unique().tolist()
 """
 
+# Of each collective of a group it counts one.
+UNPLANNED = """
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+def sharded(value):
+    made = sharded_tensor.zeros(ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"]), 5, 4)
+    for shard in made.local_shards():
+        shard.tensor.fill_(value)
+    return made
+def sent():
+    return [group._get_sequence_number_for_group() for group in (dist.group.WORLD, saving)]
+def unplanned(step, by_path):
+    state = {"w": distribute_tensor(torch.arange(50.0), mesh, [Shard(0)]), "x": torch.ones(3), "n": step}
+    state["s"] = sharded(step)
+    before = sent()
+    dist.barrier()
+    assert sent() != before
+    before = sent()
+    for at in (step, step + 1):
+        cairn.dcp.save(state, storage_writer=cairn.dcp.StorageWriter(c, at))
+        cairn.dcp.async_save(state, checkpoint_id=f"{by_path}/step-{at}")  # Replaced by the next one, once it is durable.
+        response = cairn.dcp.async_save(state, checkpoint_id=f"{by_path}/step-{at}")
+        getattr(response, "upload_completion", response).result(30)
+    assert sent() == before
+    for source in (c, by_path):
+        got = {"w": distribute_tensor(torch.zeros(50), mesh, [Shard(0)]), "x": torch.zeros(3), "n": 0}
+        got["s"] = sharded(0)
+        dcp.load(got, storage_reader=cairn.dcp.StorageReader(source, step), planner=cairn.dcp.LoadPlanner())
+        assert torch.equal(got["w"].full_tensor(), torch.arange(50.0)) and got["n"] == step and got["x"].sum() == 3
+        assert all((shard.tensor == step).all() for shard in got["s"].local_shards())
+"""
+
 
 def test_training_goes_on_beside_a_save(worlds: Worlds, root: Path) -> None:
     world = worlds(2, "max_in_flight=4, keep_last=0", pg_timeout=20, timeout=5)
     world.all(TRAINS)
     summed = [[2.0]] * 2
 
-    # Before it is made, all ranks must have come.
-    call = "cairn.dcp.async_save({'w': torch.ones(9)}, storage_writer=cairn.dcp.StorageWriter(c, 9))"
-    alone = world[0].start(call).answer()
-    assert alone["error"] == "DeadlineExceeded" and "nothing from rank 1" in alone["message"]
+    assert world.all("trains(1, storage_writer=cairn.dcp.StorageWriter(c, 1), process_group=saving)") == summed
 
-    # Given no group, or the one that trains, cairn.dcp makes one, once.
-    before = world.all("len(dist.distributed_c10d._world.pg_map)")
-    assert world.all("trains(1, storage_writer=cairn.dcp.StorageWriter(c, 1))") == summed
-    default = "process_group=dist.group.WORLD"
-    assert world.all(f"trains(2, storage_writer=cairn.dcp.StorageWriter(c, 2), {default})") == summed
+    # A planner makes DCP plan, on a group with which training could hang: refused on all ranks, before one of them waits.
     by_path = f"cairn.dcp.checkpointer_for({str(root / 'b/step-3')!r}, host_memory='8MiB', chunk='1MiB')"
-    assert world.all(f"b = {by_path}; trains(3, checkpoint_id={str(root / 'b/step-3')!r})") == summed
-    assert world.all("len(dist.distributed_c10d._world.pg_map)") == [one + 1 for one in before]
-    assert world.all("b.close(); c.steps()") == [[1, 2]] * 2
+    world.all(f"b = {by_path}; None")
+    for where in (f"checkpoint_id={str(root / 'b/step-3')!r}", "storage_writer=cairn.dcp.StorageWriter(c, 3)"):
+        for answer in world.answers(f"trains(3, {where})"):
+            assert (
+                answer["error"] == "InvalidArgument"
+                and "call cairn.dcp.async_save without a planner" in answer["message"]
+            )
+
+    # Without one, nothing is sent on any group, with or without a path.
+    world.all(UNPLANNED)
+    assert world.all(f"unplanned(2, {str(root / 'b')!r}); b.close(); c.steps()") == [[1, 2, 3]] * 2
 
     # DCP's own call takes what it is given: refused on all ranks, before one of them waits for another.
+    default = "process_group=dist.group.WORLD"
     for group in ("", f", {default}"):
         call = f"dcp.async_save({{'w': torch.ones(9)}}, storage_writer=cairn.dcp.StorageWriter(c, 4){group})"
         for answer in world.answers(call):
             assert answer["error"] == "InvalidArgument"
             assert 'process_group=torch.distributed.new_group(backend="gloo")' in answer["message"]
-    assert world.all("save({'w': torch.ones(9)}, 4); c.steps()") == [[1, 2, 4]] * 2
+    assert world.all("save({'w': torch.ones(9)}, 4); c.steps()") == [[1, 2, 3, 4]] * 2
 
     # On a GPU NCCL trains, and DCP has the gloo beside it.
     world.all("torch.cuda.is_available = lambda: True; dist.get_backend_config = lambda: 'cpu:gloo,cuda:nccl'")
@@ -115,7 +149,7 @@ class Broken(cairn.dcp.SavePlanner):
     def create_local_plan(self):
         raise ValueError("a broken plan")
 """)
-    save = "cairn.dcp.async_save({'w': torch.ones(9)}, storage_writer=cairn.dcp.StorageWriter(c, 7), planner=Broken())"
+    save = "cairn.dcp.async_save({'w': torch.ones(9)}, storage_writer=cairn.dcp.StorageWriter(c, 7), planner=Broken(), process_group=saving)"
     world.all(f"r = {save}; getattr(r, 'upload_completion', r).exception(30); None")
     assert world.all("told.get(timeout=30)") == ["step 7 is not saved: async_save has failed: a broken plan"] * 2
     end(world)

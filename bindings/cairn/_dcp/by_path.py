@@ -1,4 +1,8 @@
-"""DCP's save, async_save and load, with a path as checkpoint_id and Cairn behind it. See cairn.dcp."""
+"""DCP's save, async_save and load, with a path as checkpoint_id and Cairn behind it. See cairn.dcp.
+
+A save by Cairn's own planner needs no plan of DCP's (see direct.py). One with another planner, or with an option of DCP's that
+is not known here, goes through DCP's calls.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -17,9 +23,10 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument, NotFound
 from .._paths import local_path
+from .._save import Save
 from .classes import class_names, classes_in, state_kept
+from .direct import start_save
 from .failures import own_errors
-from .groups import own_group
 from .planners import LoadPlanner, SavePlanner
 from .reader import MissingReader, StorageReader
 from .uploads import Uploads
@@ -103,12 +110,21 @@ def save(
 
     "runs/a/step-1000" and "runs/a/1000" are step 1000 of the root runs/a; "runs/a/epoch-3" is step 3 of the root
     "runs/a/epoch-". A step that is there is replaced. With a storage_writer it goes to that, as DCP's own call does.
-    The planner is SavePlanner unless one is given: nothing is pickled. A failure of Cairn's own is raised as that, on all
-    ranks, and not within DCP's CheckpointException.
+    Nothing is pickled, unless by a planner. Without one, ranks exchange no plan, and it returns None. A failure of Cairn's
+    own is raised as that, on all ranks, and not within DCP's CheckpointException.
     """
-    given = _given(state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist)
+    writer, place = _writer(state_dict, checkpoint_id, storage_writer, process_group, no_dist)
+    if _needs_no_plan(writer, planner, options):
+        saving = _start(state_dict, writer, **place)
+        try:
+            saving.wait()
+        finally:
+            writer._checkpointer._engine.release_captured()
+        return None
     with own_errors():
-        return state_dict_saver.save(state_dict, **given, **options)
+        return state_dict_saver.save(
+            state_dict, storage_writer=writer, planner=planner or SavePlanner(), **place, **options
+        )
 
 
 def async_save(
@@ -122,13 +138,14 @@ def async_save(
     **options: Any,
 ) -> Any:
     """torch.distributed.checkpoint.async_save, through Cairn; see `save`. Nothing is copied in the call: the tensors
-    must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that. Without
-    a process group of its own, or with the default one, it makes one of gloo's, once: training goes on with the default."""
-    given = _given(state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist)
-    if isinstance(given["storage_writer"], StorageWriter):
-        given["storage_writer"]._planner = given["planner"]  # Staging then refuses what the planner refuses.
-        given["process_group"] = own_group(process_group, no_dist, given["storage_writer"]._checkpointer._engine.ranks)
-    return state_dict_saver.async_save(state_dict, **given, **options)
+    must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that."""
+    writer, place = _writer(state_dict, checkpoint_id, storage_writer, process_group, no_dist)
+    if _needs_no_plan(writer, planner, options):
+        return _answer(_start(state_dict, writer, **place))
+    planner = planner or SavePlanner()
+    if isinstance(writer, StorageWriter):
+        writer._planner = planner  # Staging then refuses what the planner refuses.
+    return state_dict_saver.async_save(state_dict, storage_writer=writer, planner=planner, **place, **options)
 
 
 def load(
@@ -212,15 +229,10 @@ def parse_path(checkpoint_id: Any) -> tuple[str, int]:
     return root, int(match[2])
 
 
-def _given(
-    state: Mapping[str, Any],
-    checkpoint_id: Any,
-    storage_writer: Any,
-    planner: Any,
-    process_group: Any,
-    no_dist: bool,
-) -> dict[str, Any]:
-    """What DCP's save gets: a writer for the path, unless one is given."""
+def _writer(
+    state: Mapping[str, Any], checkpoint_id: Any, storage_writer: Any, process_group: Any, no_dist: bool
+) -> tuple[Any, dict[str, Any]]:
+    """The writer of a save, one for the path unless one is given, and where it saves, as DCP's calls take it."""
     if not storage_writer:
         root, step = parse_path(checkpoint_id)
         with _lock:
@@ -232,13 +244,45 @@ def _given(
     if isinstance(storage_writer, StorageWriter):
         storage_writer._optimizers = class_names(classes_in(state))
         storage_writer._given = {} if type(state) is dict else state
-    return {
-        "checkpoint_id": checkpoint_id,
-        "storage_writer": storage_writer,
-        "planner": planner or SavePlanner(),
-        "process_group": process_group,
-        "no_dist": no_dist,
-    }
+    return storage_writer, {"checkpoint_id": checkpoint_id, "process_group": process_group, "no_dist": no_dist}
+
+
+def _needs_no_plan(writer: Any, planner: Any, options: Mapping[str, Any]) -> bool:
+    return type(writer) is StorageWriter and planner is None and not options
+
+
+def _start(
+    state: Mapping[str, Any], writer: StorageWriter, checkpoint_id: Any, process_group: Any, no_dist: bool
+) -> Save:
+    """Starts what DCP would save with this writer. Every rank calls it."""
+    writer.reset(checkpoint_id)
+    checkpointer, step = writer._checkpointer, writer.step
+    Uploads.of(checkpointer).wait_for_step(step)
+    check = partial(_check_ranks, checkpointer, process_group, no_dist)
+    return start_save(checkpointer, step, state, replace=writer._replace, check=check)
+
+
+def _check_ranks(checkpointer: Checkpointer, process_group: Any, no_dist: bool) -> None:
+    """InvalidArgument unless the ranks that call are those of the Checkpointer."""
+    alone = no_dist or not (dist.is_available() and dist.is_initialized())
+    rank, world = (0, 1) if alone else (dist.get_rank(process_group), dist.get_world_size(process_group))
+    if (rank, world) != (checkpointer.rank, checkpointer.world):
+        raise InvalidArgument(
+            f"{checkpointer.root}: rank {rank} of {world} saves, the Checkpointer is rank {checkpointer.rank} of "
+            f"{checkpointer.world}: give both the same group"
+        )
+
+
+def _answer(save: Save) -> Any:
+    """What DCP's async_save returns. Before torch 2.9 it returns once the save is captured."""
+    waiting = ThreadPoolExecutor(1, "cairn-save")
+    staged = waiting.submit(save.captured)
+    uploaded: Future[None] = waiting.submit(save.wait)
+    waiting.shutdown(wait=False)
+    if hasattr(state_dict_saver, "AsyncSaveResponse"):
+        return state_dict_saver.AsyncSaveResponse(staging_completion=staged, upload_completion=uploaded)
+    wait([staged])
+    return uploaded
 
 
 def _continue_from(checkpointer: Checkpointer, step: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.stateful import Stateful
 
 from .._checkpointer import Checkpointer
 from .._errors import Corrupt
@@ -33,22 +34,32 @@ from .uploads import Uploads
 from .writer import _items_of_state
 
 
-def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], *, replace: bool = False) -> Save:
+def start_save(
+    checkpointer: Checkpointer,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    replace: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> Save:
     """Starts a save of what dcp.save would write; as Checkpointer.save, whose errors it raises.
 
     Every rank calls it, for the same steps in the same order. Objects with state_dict, at the top, are asked for it. A
-    value that typed JSON cannot keep is refused by name: nothing is pickled.
+    value that typed JSON cannot keep is refused by name: nothing is pickled. What `check` raises on one rank, every rank
+    raises.
     """
 
     optimizers: Classes = {}
 
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
+        check()
         keys, values = items_of(state, "")
         optimizers.update(classes_in(dict(zip(keys, values, strict=True))))
-        taken = [value.state_dict() if hasattr(value, "state_dict") else value for value in values]
+        taken = [value.state_dict() if isinstance(value, Stateful) else value for value in values]
         return dict(zip(keys, taken, strict=True)), {}
 
-    return start_save_of(checkpointer, step, gather, replace=replace, optimizers=optimizers)
+    given = {} if type(state) is dict else state
+    return start_save_of(checkpointer, step, gather, replace=replace, optimizers=optimizers, given=given)
 
 
 def start_save_of(
@@ -60,17 +71,19 @@ def start_save_of(
     hold: float = 0.0,
     is_buffer: Callable[[str], bool] | None = None,
     optimizers: Classes | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Save:
     """The same for what `gather` returns: a state dict, and values by name, which keep their dicts and lists and of which
     rank 0's are written. What `gather` raises on one rank, every rank raises. `is_buffer` tells
     the names of a module's buffers, which may differ, as BatchNorm's do: they are never compared, and one rank's are written.
-    With `hold` the save waits for its release, as in `Checkpointer._start`.
+    With `hold` the save waits for its release, as in `Checkpointer._start`. `given` is the caller's state dict if it is no
+    plain dict: what it has beside its items is kept, or refused.
     """
     shares = Uploads.of(checkpointer).shares
 
     def items() -> Items:
         state, values = gather()
-        metadata = metadata_of(state)
+        metadata = metadata_of(state, given or {})
         planner = SavePlanner()
         planner.set_up_planner(copied(state), None, checkpointer.rank == 0)
         found = _items_of_state(planner, planner)

@@ -8,7 +8,6 @@ hangs on all ranks, with DCP's own files too. NCCL's groups are no such danger: 
 from __future__ import annotations
 
 import sys
-import weakref
 from types import FrameType
 from typing import Any
 
@@ -16,25 +15,8 @@ import torch
 import torch.distributed as dist
 
 from .._errors import InvalidArgument
-from .._ranks.agreement import Ranks
 
 _ASYNC_SAVE = "torch.distributed.checkpoint.state_dict_saver", "async_save"
-# One for each default group: the ranks connect to each other once, whatever the number of saves and roots.
-_own: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def own_group(given: Any, no_dist: bool, ranks: Ranks) -> Any:
-    """The group to give DCP for what was given: where that is the default one, of several ranks, one of gloo's beside it.
-    The first call makes it, with the default group's timeout, once all `ranks` are there: one that is missing is named
-    after group_timeout. Every rank calls it, on the thread that makes groups."""
-    if no_dist or not _is_default(given):
-        return given
-    default: Any = dist.group.WORLD
-    if default not in _own:
-        ranks.together("async_save's process group", lambda: None)
-        options = getattr(default._get_backend(default._device_types[0]), "options", None)
-        _own[default] = dist.new_group(backend="gloo", timeout=getattr(options, "_timeout", None))
-    return _own[default]
 
 
 def refuse_default_group() -> None:
@@ -49,7 +31,7 @@ def refuse_default_group() -> None:
         raise InvalidArgument(
             "async_save would use the default process group, on a thread of its own, while training uses it over gloo: "
             'all ranks may hang. Give it a group that you make once, process_group=torch.distributed.new_group(backend="'
-            'gloo"), or call cairn.dcp.async_save, which makes one'
+            'gloo"), or call cairn.dcp.async_save without a planner, which needs none'
         )
 
 

@@ -8,7 +8,6 @@ order: that is the order of the uploads too.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import sys
@@ -97,6 +96,7 @@ class Uploads:
             checkpointer._engine.compare_replicas,
             checkpointer._engine.per_rank,
         )
+        self._engine = checkpointer._engine
         self._uploads: list[Upload] = []
 
     @classmethod
@@ -116,8 +116,9 @@ class Uploads:
         for upload in self._uploads:
             if upload.save.step == step:
                 upload.wait()
-                with contextlib.suppress(Error):
-                    upload.save.wait()
+        for save in self._engine.started():
+            if save.step == step:
+                save.wait_ended(None)
 
     @classmethod
     def wait_before(cls, upload: Upload | None = None, *, timeout: float = math.inf) -> None:

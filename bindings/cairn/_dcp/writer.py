@@ -78,6 +78,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def checkpoint_id(self) -> str:
         return f"{self._checkpointer.root}, step {self._step}"
 
+    @property
+    def step(self) -> int:
+        if self._step is None:
+            raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
+        return self._step
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return is_step(checkpoint_id)
@@ -243,17 +249,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Does nothing: each rank's shard holds its part of the metadata, and all shards are committed."""
 
     def _start(self, gather: Callable[[], Items], *, staged: bool = False) -> Save:
-        if self._step is None:
-            raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
-        checkpointer = self._checkpointer
+        checkpointer, step = self._checkpointer, self.step
         uploads = Uploads.of(checkpointer)
-        uploads.wait_for_step(self._step)
+        uploads.wait_for_step(step)
 
         def fill(sink: TensorCollector) -> list[tuple[str, str]]:
             return [("dcp", gather().add_to(sink))]
 
         hold = checkpointer._engine.group_timeout * (1 + Uploads.in_flight()) if staged else 0.0
-        save = checkpointer._engine.start(self._step, fill, replace=self._replace, hold=hold)
+        save = checkpointer._engine.start(step, fill, replace=self._replace, hold=hold)
         if staged:
             self._upload = uploads.add(save)
         return save
