@@ -126,6 +126,15 @@ void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::o
   kept_.push_back(tensor);
 }
 
+bool TreeTensors::AddPart(std::string_view name, py::handle tensor, const py::object& part) {
+  Tensor read;
+  std::int64_t room = 0;
+  if (torch_ == nullptr || !torch_->Knows(tensor) || !torch_->Read(tensor, read.dense, seen_.extents, &room)) return false;
+  if (std::optional<TensorPart> of = PartFrom(part)) seen_.parts.emplace_back(seen_.tensors.size(), *std::move(of));
+  AddRead("", name, read, tensor, room);
+  return true;
+}
+
 // The training step since the last save has emptied the caches, and each tensor's objects lie somewhere else. So the
 // memory of a tensor is prefetched while earlier tensors are read.
 void TreeTensors::Prefetch(std::span<PyObject* const> values, std::size_t at) const {
@@ -427,6 +436,7 @@ void BindTreeTensors(py::module_& module) {
   py::class_<TreeTensors>(module, "TreeTensors")
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
       .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
+      .def("add_part", &TreeTensors::AddPart, "name"_a, "tensor"_a, "part"_a)
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "mark"_a, "nests"_a, "node"_a)
       .def_property_readonly("given", &TreeTensors::given)
       .def("match_all", &TreeTensors::MatchAll, "keys"_a, "nodes"_a, "like"_a, "prefix"_a, "stored"_a)

@@ -66,6 +66,9 @@ class TreeTensors {
   /// (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address); (logical name, global
   /// shape, offset) or None; the tensor, or None if the memory is a copy and not the caller's.
   void Add(const pybind11::tuple& view, const pybind11::object& part, const pybind11::object& tensor);
+  /// The same for a plain torch tensor, without its description in Python. Returns false, and adds nothing, for what
+  /// needs one. The caller keeps the tensor alive.
+  bool AddPart(std::string_view name, pybind11::handle tensor, const pybind11::object& part);
   /// Adds a whole dict or list, whose tensors are named by `prefix` and `keys`, a list's by their places. Returns its
   /// text (see cairn/_tree), members with commas between: KEY, `mark` and NODE; without a `mark` only NODE. If it
   /// `nests`, dicts of tensors in it are added too. `node(value, name)` returns the text of what is neither that nor a

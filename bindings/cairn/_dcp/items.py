@@ -212,13 +212,13 @@ class Items:
 def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
     """Returns the tied parts: the engine finds ties of whole tensors only."""
     allowed = Writer(Names())
+    added: list[Any] = []
     held: dict[tuple[Any, ...], str] = {}
     tied: list[tuple[str, tuple[int, ...], str]] = []
     for piece in pieces:
         if piece.offset is None:
             continue
         tensor = piece.tensor
-        allowed.node(tensor, piece.fqn)  # Refuses what cannot be kept.
         memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), piece.offset, piece.size)
         if tensor.numel() and (holder := held.setdefault(memory, piece.fqn)) != piece.fqn:
             tied.append((piece.fqn, piece.offset, holder))
@@ -229,8 +229,13 @@ def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> l
             number += 1
             name = f"{logical}~{number}"
         names.add(name)
+        if sink.core.add_part(name, tensor, (logical, piece.size, piece.offset)):
+            added.append((name, tensor))
+            continue
+        allowed.node(tensor, piece.fqn)  # Refuses what cannot be kept.
         last = bytes_of_element(dtype_name(piece.fqn, tensor))
         sink.add(name, tensor, (logical, (*piece.size, *last), (*piece.offset, *(0 for _ in last))))
+    sink.given.append(("", [name for name, _ in added], [tensor for _, tensor in added]))
     return tied
 
 
