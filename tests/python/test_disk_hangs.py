@@ -33,6 +33,7 @@ root = sys.argv[1]
 small = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
 options = {**small, "io_queue": "threads", "stall_timeout": 1, "group_timeout": 60}
 def said(step):
+    sys.stderr.write(f"said {step}\\n")  # In one piece: other threads log.
     print(step, flush=True)
     return not sys.stdin.readline()
 """
@@ -130,10 +131,11 @@ class Training:
         )
         self._lines: list[str] = []
         self._said: queue.Queue[str] = queue.Queue()
+        self._logged: queue.Queue[str] = queue.Queue()  # What it said: all that it logged before is read.
         assert self._child.stdout is not None and self._child.stderr is not None
         self._readers = [
             threading.Thread(target=self._read, args=(self._child.stdout, self._said.put), daemon=True),
-            threading.Thread(target=self._read, args=(self._child.stderr, self._lines.append), daemon=True),
+            threading.Thread(target=self._read, args=(self._child.stderr, self._take_log), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
@@ -142,6 +144,9 @@ class Training:
         for line in iter(stream.readline, ""):
             take(line)
         take("")
+
+    def _take_log(self, line: str) -> None:
+        (self._logged.put if line.startswith("said ") else self._lines.append)(line)
 
     @property
     def log(self) -> str:
@@ -158,6 +163,8 @@ class Training:
                 until(lambda: "most recent call first" in self.log)
                 line = ""
         assert line, self.log
+        while self._logged.get(timeout=60).split()[1] != line.strip():
+            pass
         if go:
             self.go()
         return int(line)
