@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <array>
 #include <memory>
 #include <type_traits>
 #include <variant>
@@ -124,10 +125,30 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["bytes_written"] = stats.bytes_written;
   fields["saves_in_flight"] = stats.saves_in_flight;
   fields["since_durable"] = stats.since_durable ? py::object(py::float_(InSeconds(*stats.since_durable))) : py::none();
+  fields["failures_in_a_row"] = stats.failures_in_a_row;
+  fields["newest_step"] = stats.newest_step;
+  fields["newest_age"] = stats.newest_age ? py::object(py::float_(InSeconds(*stats.newest_age))) : py::none();
+  fields["disk_free_bytes"] = stats.disk_free_bytes;
   fields["shards_recycled"] = stats.shards_recycled;
   fields["not_recycled_reason"] = stats.not_recycled_reason;
   fields["save_interval"] = stats.save_interval;
   fields["save_interval_reason"] = stats.save_interval_reason;
+  return fields;
+}
+
+py::dict FromEvent(const Event& event) {
+  static constexpr std::array kKinds{"log", "captured", "durable", "failed", "removed", "fall back"};
+  static constexpr std::array kSeverities{"info", "warning", "error"};
+  const auto text = [](const auto& value) { return value.empty() ? py::object(py::none()) : py::cast(value); };
+  py::dict fields;
+  fields["cairn_event"] = kKinds.at(static_cast<std::size_t>(event.kind));
+  fields["cairn_severity"] = kSeverities.at(static_cast<std::size_t>(event.severity));
+  fields["cairn_step"] = event.step;
+  fields["cairn_rank"] = event.rank;
+  fields["cairn_phase"] = text(std::string(event.phase));
+  fields["cairn_seconds"] = event.duration ? py::object(py::float_(InSeconds(*event.duration))) : py::none();
+  fields["cairn_path"] = text(event.path);
+  fields["cairn_code"] = text(event.status.ok() ? std::string() : std::string(StatusCodeName(event.status.code())));
   return fields;
 }
 

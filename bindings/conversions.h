@@ -29,6 +29,8 @@ using StreamArguments = std::vector<std::pair<int, std::uintptr_t>>;
 [[nodiscard]] pybind11::dict FromDetails(CheckpointDetails details);
 [[nodiscard]] pybind11::dict FromStats(const SaveStats& stats);
 [[nodiscard]] pybind11::dict FromStats(const CheckpointerStats& stats);
+/// As attributes of a record of Python's logging.
+[[nodiscard]] pybind11::dict FromEvent(const Event& event);
 [[nodiscard]] pybind11::dict FromRestored(const Restored& restored);
 
 }  // namespace cairn

@@ -16,6 +16,7 @@
 #include "api/checkpointer_impl.h"
 #include "base/mutex.h"
 #include "cairn/cairn.h"
+#include "conversions.h"
 #include "py_calls.h"
 #include "py_store_group.h"
 #include "watched_save.h"
@@ -33,7 +34,8 @@ class EventLog {
     if (events_.size() == kMaxEvents) events_.pop_front();
     events_.push_back(event);
   }
-  /// (kind, severity, step or None, message) of what has happened since the last call.
+  /// (severity, message, fields) of what has happened since the last call. The fields are attributes of a record of
+  /// Python's logging.
   pybind11::list Take() CAIRN_EXCLUDES(mutex_) {
     std::deque<Event> taken;
     {
@@ -42,8 +44,9 @@ class EventLog {
     }
     pybind11::list all;
     for (const Event& event : taken) {
-      all.append(pybind11::make_tuple(static_cast<int>(event.kind), static_cast<int>(event.severity), event.step,
-                                      WithPythonNames(event.message.empty() ? event.status.message() : event.message)));
+      all.append(pybind11::make_tuple(static_cast<int>(event.severity),
+                                      WithPythonNames(event.message.empty() ? event.status.message() : event.message),
+                                      FromEvent(event)));
     }
     return all;
   }

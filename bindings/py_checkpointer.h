@@ -39,9 +39,15 @@ class PyCheckpointer : public OpenEngine {
   PyCheckpointer(Options options, const PyStoreGroup* group, const std::optional<NodeRanks>& node,
                  UnfencedWrites::Then unfenced_writes)
       : OpenEngine(std::move(options), group, node),
-        writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events()](const Status& found) {
-          events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
-        })) {}
+        writes_(std::make_shared<UnfencedWrites>(
+            unfenced_writes,
+            [events = events(), rank = group == nullptr ? 0 : group->link()->group().rank()](const Status& found) {
+              events->Add({.severity = Severity::kWarning,
+                           .status = found,
+                           .message = found.message(),
+                           .phase = "save",
+                           .rank = rank});
+            })) {}
 
   /// Sets `entry.save`, and appends the entry to `held` if the save reads after its call, before it returns: between
   /// the return and Python's next instruction a signal handler may raise, and then nobody would know of the save.
@@ -202,6 +208,10 @@ class PyCheckpointer : public OpenEngine {
     Ask([&](Checkpointer& engine) { return engine.RemovePublished(path, DeadlineFrom(timeout)); });
   }
   void RaiseLastFailure() { RaiseIfError(Use()->LastFailure()); }
+  [[nodiscard]] std::string MetricsText() const {
+    const InUse engine = Use();
+    return Unlocked([&] { return engine->MetricsText(); });
+  }
   void WriteTrace(const std::string& path) {
     Ask([&](Checkpointer& engine) { return engine.WriteTrace(path); });
   }

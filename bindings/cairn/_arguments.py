@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ._errors import InvalidArgument
+from ._paths import local_path
 from ._tree.paths import is_unicode, shown
 
 _STEPS = 2**64
@@ -155,6 +156,11 @@ def _small(name: str, value: Any) -> int:
     return whole(name, value, _SMALL)
 
 
+def _metrics_file(name: str, value: Any) -> str:
+    """Empty for None."""
+    return "" if value is None else local_path(value, name)
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("keep_last", "keep_every", "trace_events"), whole),
     **dict.fromkeys(
@@ -166,6 +172,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("chunk", "staging"), size),
     "host_memory": host_memory_size,
     "cuda_devices": _numbers,
+    "metrics_file": _metrics_file,
 }
 
 

@@ -81,6 +81,8 @@ class Checkpointer:
       file_mode      permissions of new files, before the umask. 0o640 and 0o750 let another user of the group read
       directory_mode permissions of new folders
       trace_events   how many events to keep for `write_trace`; 0: none
+      metrics_file   a file, "NAME.prom", for node_exporter's textfile collector, in a folder that exists: replaced at
+                     each save's end and every 15 s, removed by `close`. In a group each rank has one, NAME-rank0.prom
       unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
                      Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
                      "ignore"
@@ -135,6 +137,7 @@ class Checkpointer:
         file_mode: int = 0o644,
         directory_mode: int = 0o755,
         trace_events: int = 0,
+        metrics_file: str | os.PathLike[str] | None = None,
         unfenced_writes: str = "fail",
         group: Any = None,
         group_timeout: float = 600.0,
@@ -472,10 +475,18 @@ class Checkpointer:
         bytes_written         what ended saves gave to the filesystem, with headers and padding
         shards_recycled       files of retired checkpoints that were overwritten instead of new ones made;
                               not_recycled_reason says why the last one that was rejected could not be
+        failures_in_a_row     saves that have failed since the last durable one, without those cancelled
+        newest_step           the newest checkpoint that is known to be durable, also one that the root had at the opening
+                              (on rank 0); newest_age is how long it has been so, by the system's clock. None: there is none
+        disk_free_bytes       free on the root's filesystem when the last save began, or at the opening
         save_interval         iterations between saves, as `slowdown` and `mtbf` have chosen; 0 before that.
                               save_interval_reason says what limits it
         """
         return self._engine.core.stats()
+
+    def metrics_text(self) -> str:
+        """This rank's metrics as text in Prometheus' format (0.0.4), for a server of the program's own."""
+        return self._engine.core.metrics_text()
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto): copies of chunks, writes,

@@ -17,14 +17,17 @@ _log = logging.getLogger("cairn")
 def log_events(events: Events) -> None:
     """Logs what has happened since the last call: the engine's threads never call into Python. What a handler of the
     program raises is reported, and ends nothing: this also runs on the thread that lets saves commit."""
-    for _, severity, step, message in events.take():
-        if message:
-            about = "" if step is None else f"step {step}: "
-            text = message if message.startswith(about) else about + message
-            try:
-                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s", text)
-            except Exception:  # noqa: BLE001 (the program's)
-                traceback.print_exc()
+    for severity, message, fields in events.take():
+        level = (logging.INFO, logging.WARNING, logging.ERROR)[severity] if message else logging.DEBUG
+        if not _log.isEnabledFor(level):
+            continue
+        step = fields["cairn_step"]
+        about = "" if step is None else f"step {step}: "
+        text = message or str(fields["cairn_event"])
+        try:
+            _log.log(level, "%s", text if text.startswith(about) else about + text, extra=fields)
+        except Exception:  # noqa: BLE001 (the program's)
+            traceback.print_exc()
 
 
 class Held:

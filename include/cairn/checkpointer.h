@@ -324,6 +324,9 @@ class Checkpointer {
   /// The newest failure of a save that was not cancelled, skipped or replaced. Ok if there was none.
   [[nodiscard]] Status LastFailure() const;
   [[nodiscard]] CheckpointerStats stats() const;
+  /// This rank's metrics in Prometheus' text format (0.0.4), for a server of the program's: docs/monitoring.md says
+  /// what each is. Reads memory only. Empty in a forked child.
+  [[nodiscard]] std::string MetricsText() const;
   /// Writes the last Options::trace_events events as Chrome trace JSON (for Perfetto). Times are CLOCK_MONOTONIC's.
   Status WriteTrace(const std::string& path) const;
 

@@ -123,6 +123,11 @@ struct Options {
   std::optional<SteeringOptions> steering = std::nullopt;
   /// Receives everything worth reporting; the library prints nothing. May be empty.
   EventCallback on_event = nullptr;
+  /// A file, "<path>.prom", for node_exporter's textfile collector: Checkpointer::MetricsText, replaced at each save's
+  /// end and every 15 s. In a group each rank has one, "<path>-rank<R>.prom". Many jobs may share the folder, which
+  /// must exist. Removed when the Checkpointer is closed, so that nobody is alerted of a job that has ended; a process
+  /// that dies leaves it. If it cannot be written, an event says so once, and nothing fails. Empty: none.
+  std::string metrics_file = {};
 
   // Performance.
 

@@ -57,6 +57,13 @@ struct CheckpointerStats {
   std::uint64_t saves_in_flight = 0;
   /// How long ago the newest of saves_durable became durable; none before the first.
   std::optional<std::chrono::nanoseconds> since_durable;
+  std::uint64_t failures_in_a_row = 0;  ///< Failed saves since the last durable one, without cancelled ones.
+  /// The newest checkpoint that is known to be durable, also one that the root had at Open (on rank 0), and its age by
+  /// the system's clock.
+  std::optional<std::uint64_t> newest_step;
+  std::optional<std::chrono::nanoseconds> newest_age;
+  /// Free on the root's filesystem, when the last save began or at Open; none if it does not say.
+  std::optional<std::uint64_t> disk_free_bytes;
   std::uint64_t shards_recycled = 0;  ///< Files of retired checkpoints that this rank overwrote.
   std::string not_recycled_reason;    ///< Why the last rejected file could not be reused.
   std::uint64_t save_interval = 0;    ///< Chosen by ShouldSave, in iterations. 0: none chosen yet.
@@ -65,16 +72,32 @@ struct CheckpointerStats {
 
 enum class Severity : std::uint8_t { kInfo, kWarning, kError };
 
-enum class EventKind : std::uint8_t { kLog, kSaveCaptured, kSaveDurable, kSaveFailed, kCheckpointRemoved };
+enum class EventKind : std::uint8_t {
+  kLog,
+  kSaveCaptured,
+  kSaveDurable,
+  kSaveFailed,
+  kCheckpointRemoved,
+  /// Something else was done than was asked for: a restore passed a damaged checkpoint over, a file was copied that
+  /// could not be linked, the host computes the checksums. The status says why.
+  kFallBack,
+};
 
 /// Something that happened. Delivered on a thread of Cairn, or on one that calls Save, Fence or Restore: return soon,
 /// and do not call Cairn.
 struct Event {
   EventKind kind = EventKind::kLog;
   Severity severity = Severity::kInfo;
-  std::optional<std::uint64_t> step;  ///< Set for every kind except kLog, where it is optional.
-  Status status;                      ///< For kSaveFailed, and for warnings with a cause.
+  std::optional<std::uint64_t> step;  ///< Set for every kind except kLog and kFallBack, where it is optional.
+  Status status;                      ///< For kSaveFailed, and for warnings with a cause: its code is the event's.
   std::string message;
+  /// In what it happened: "open", "save", "fence", "retention", "restore", "disk", "memory", "metrics" or "close".
+  std::string_view phase = {};
+  /// How long it took, or has waited: a save since its call.
+  std::optional<std::chrono::nanoseconds> duration = std::nullopt;
+  /// What it is about: a checkpoint's folder, a file. The root if it is nothing else.
+  std::string path = {};
+  int rank = 0;  ///< This process's in the group.
 };
 using EventCallback = std::function<void(const Event&)>;
 

@@ -14,9 +14,11 @@
 
 #include "api/blocking_calls.h"
 #include "api/devices.h"
+#include "api/metrics_file.h"
 #include "api/pool_growth.h"
 #include "api/steered_saves.h"
 #include "api/wiring.h"
+#include "base/metrics.h"
 #include "base/mutex.h"
 #include "base/trace.h"
 #include "base/worker_pool.h"
@@ -40,7 +42,7 @@ class Ledger;
 /// that it is pinned with, and these before the workers that copy for them.
 class Checkpointer::Impl {
  public:
-  Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks);
+  Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks, std::shared_ptr<Metrics> counted);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -51,7 +53,10 @@ class Checkpointer::Impl {
   // The user gave no host_memory_bytes: the pool grows with the state.
   const bool grows;
   const std::uint64_t ranks_of_node;
+  const std::shared_ptr<Metrics> metrics;
+  const std::int64_t opened_at = UnixMilliseconds(std::chrono::system_clock::now());
   std::string root_path;
+  std::string root_id;  // Empty if the root has no `.writer`.
   std::string queue_name;
   std::string queue_reason;
   IoQueueFactory make_queue;
@@ -71,6 +76,8 @@ class Checkpointer::Impl {
   std::unique_ptr<Engine> engine;                 // Null if the root was opened read-only.
   std::unique_ptr<PoolGrowth> growth;             // Null if so, or if the pool does not grow.
   std::atomic<std::uint64_t> restore_rounds = 0;  // Begun so far: see RestoreTogether.
+
+  std::unique_ptr<MetricsFile> metrics_file;  // Null without Options::metrics_file.
 
   // Held through a call of Save: saves are numbered in the order in which the engine gets them.
   Mutex save_mutex;
@@ -97,6 +104,8 @@ class Checkpointer::Impl {
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status MakePool();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
+  /// What the metrics say before the first save: the newest of these, and the space on the disk.
+  void CountBefore(const std::vector<CheckpointInfo>& committed);
   /// This is never freed, because threads go on using it. Once none of them writes any more, they release the lock.
   void LeaveBehind();
 
@@ -158,6 +167,11 @@ class Checkpointer::Impl {
   /// The next saves continue from what was restored.
   void ContinueFrom(const Restored& now) CAIRN_EXCLUDES(restored_mutex);
 
+  // Metrics.
+  [[nodiscard]] std::string MetricsText() const;
+  /// The newest durable checkpoint and the free space.
+  void AddMetrics(CheckpointerStats& stats) const;
+
   // Wait.
   /// The two halves of Checkpointer::Drain.
   [[nodiscard]] Status WaitIdle(Deadline deadline) const;
@@ -178,11 +192,13 @@ class Checkpointer::Impl {
   [[nodiscard]] Status SetPinned(std::uint64_t step, PinOwner owner, bool pinned) CAIRN_EXCLUDES(pin_mutex);
   /// For a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
   [[nodiscard]] Status CheckRank0(const std::string& what) const;
-  void Warn(const std::vector<std::string>& messages) const;
-  void Notify(const Event& event) const {
-    if (options.on_event) options.on_event(event);
-  }
+  void Warn(const std::vector<std::string>& messages, std::string_view phase) const;
+  void Notify(const Event& event) const { options.on_event(event); }
 };
+
+/// A callback that counts the events, fills in what all of them have, and passes them on. `on_event` may be null.
+[[nodiscard]] EventCallback CountedEvents(EventCallback on_event, std::shared_ptr<Metrics> metrics, int rank,
+                                          std::string root);
 
 /// What is behind the public objects. The Python package and tests act between the halves of their calls.
 struct Inside {

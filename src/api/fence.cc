@@ -40,7 +40,9 @@ Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadl
                 "a fence waits for the disk, and training with it: the pool of {} is full of what is not written yet, "
                 "and has no room for all of this save's {}. A larger host_memory_bytes, or "
                 "staging_bytes on the GPU, lets training go on",
-                HumanBytes(pool->total_bytes()), HumanBytes(task.stats().bytes))});
+                HumanBytes(pool->total_bytes()), HumanBytes(task.stats().bytes)),
+            .phase = "fence",
+            .duration = SaveTask::kLongFence});
   });
 }
 
@@ -64,7 +66,10 @@ Status Checkpointer::Impl::RefuseWhileCapturing(Stream stream) {
 
 Status Checkpointer::WaitForPlace(Deadline deadline) const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
-  if (impl_->engine->WaitForPlace(impl_->options.max_in_flight, deadline)) return Status::Ok();
+  const auto begun = SaveTask::Clock::now();
+  const bool place = impl_->engine->WaitForPlace(impl_->options.max_in_flight, deadline);
+  impl_->metrics->stall += static_cast<std::uint64_t>(std::chrono::nanoseconds(SaveTask::Clock::now() - begun).count());
+  if (place) return Status::Ok();
   return Error(StatusCode::kDeadlineExceeded, "{} saves are in flight", impl_->options.max_in_flight);
 }
 

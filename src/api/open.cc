@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -12,13 +14,17 @@
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
+#include "store/names.h"
+#include "store/space.h"
+#include "store/writer.h"
 
 namespace cairn {
 
-Checkpointer::Impl::Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks)
+Checkpointer::Impl::Impl(Options resolved, bool pool_grows, std::uint64_t node_ranks, std::shared_ptr<Metrics> counted)
     : options(std::move(resolved)),
       grows(pool_grows),
       ranks_of_node(node_ranks),
+      metrics(std::move(counted)),
       workers("cairn-worker", options.worker_threads),
       trace(options.trace_events) {}
 
@@ -42,18 +48,40 @@ void Checkpointer::Impl::ReportNodeRanks(const NodeRanks& node) const {
           .message = fmt::format("ranks on this node: {}, known by {}. This one has a pool of at most {}, "
                                  "worker_threads={} and queue_depth={}",
                                  node.count, node.source, HumanBytes(options.host_memory_bytes), options.worker_threads,
-                                 options.queue_depth)});
+                                 options.queue_depth),
+          .phase = "open"});
 }
 
 Status Checkpointer::Impl::OpenRoot() {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, Reporting(make_queue, options.on_event)());
   CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group));
   root_path = root->path();
-  Warn(root->notes());
+  Warn(root->notes(), "open");
+  root_id = root->id();
+  if (root_id.empty()) {
+    const Result<std::optional<WriterRecord>> record = ReadWriter(root->at());
+    if (record.ok() && *record) root_id = (*record)->root;
+  }
+  std::vector<CheckpointInfo> committed;
+  if (group->rank() == 0) {
+    CAIRN_ASSIGN_OR_RETURN(committed, ListInfos(root->at()));
+  }
+  CountBefore(committed);
   if (group->rank() != 0) return Status::Ok();
-  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
   ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line());
   return Status::Ok();
+}
+
+void Checkpointer::Impl::CountBefore(const std::vector<CheckpointInfo>& committed) {
+  const auto newest = std::ranges::find_if(committed.rbegin(), committed.rend(),
+                                           [](const CheckpointInfo& info) { return info.status.ok(); });
+  struct stat facts {};
+  if (newest != committed.rend() && ::stat((newest->path + "/" + std::string(kManifestName)).c_str(), &facts) == 0) {
+    metrics->newest_step = static_cast<std::int64_t>(newest->step);
+    metrics->newest_at = std::int64_t{facts.st_mtim.tv_sec} * 1000 + facts.st_mtim.tv_nsec / 1'000'000;
+  }
+  const Result<std::optional<std::uint64_t>> free = FindFreeSpace(root->at());
+  if (free.ok() && *free) metrics->disk_free = static_cast<std::int64_t>(**free);
 }
 
 Status Checkpointer::Impl::MakePool() {
@@ -109,6 +137,8 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.workers = &workers;
   parts.ledger = ledger.get();
   parts.trace = &trace;
+  parts.metrics = metrics.get();
+  if (!options.metrics_file.empty()) parts.on_ended = [this] { metrics_file->Update(); };
   parts.queue = make_queue;
   parts.group = group;
   CAIRN_ASSIGN_OR_RETURN(engine, Engine::Start(std::move(parts)));
@@ -126,7 +156,8 @@ Status Checkpointer::Impl::CheckWriter() {
           .status = moved,
           .message = fmt::format("{}. Its saves follow it; nothing is written under the path. To save there, close the "
                                  "checkpointer and open it again",
-                                 moved.message())});
+                                 moved.message()),
+          .phase = "save"});
   return Status::Ok();
 }
 
@@ -144,8 +175,14 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   const NodeRanks node =
       wiring.node ? *wiring.node : FindNodeRanks(*group, depends, Deadline::In(options.group_timeout)).get();
   CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options, node.count));
+  std::string metrics_path;
+  if (!options.metrics_file.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(metrics_path, MetricsFileOf(options.metrics_file, group->rank(), group->size()));
+  }
+  const auto metrics = std::make_shared<Metrics>();
+  resolved.on_event = CountedEvents(options.on_event, metrics, group->rank(), options.root);
   const bool grows = options.host_memory_bytes == 0;
-  auto impl = std::make_unique<Impl>(std::move(resolved), grows, node.count);
+  auto impl = std::make_unique<Impl>(std::move(resolved), grows, node.count, metrics);
   CAIRN_RETURN_IF_ERROR(impl->workers.status());
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(impl->options.io_queue, impl->options.queue_depth));
   impl->queue_name = choice.name;
@@ -159,6 +196,12 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   impl->blocking = std::make_unique<BlockingCalls>(impl->make_queue, impl->options.stall_timeout);
   CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
+  if (!metrics_path.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(
+        impl->metrics_file,
+        MetricsFile::Start(
+            std::move(metrics_path), [impl = impl.get()] { return impl->MetricsText(); }, impl->options.on_event));
+  }
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
 }
 
@@ -170,12 +213,18 @@ Checkpointer::~Checkpointer() {
     static_cast<void>(impl_.release());
     return;
   }
-  if (impl_->engine == nullptr) return;
+  if (impl_->engine == nullptr) {
+    const std::unique_ptr<MetricsFile>& file = impl_->metrics_file;
+    if (file != nullptr && !file->End(Deadline::In(impl_->options.close_timeout))) static_cast<void>(impl_.release());
+    return;
+  }
   impl_->EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
   const auto end = Deadline::At(std::min(Deadline::In(impl_->options.close_timeout).when(), impl_->close_by.load()));
   static_cast<void>(impl_->engine->WaitIdle(impl_->abandons_at_once ? Deadline::In({}) : Inside::AbandonsBefore(end)));
   const bool grown = impl_->growth == nullptr || impl_->growth->End(end);
-  if (impl_->engine->Stop(end) && impl_->blocking->idle() && grown) return;
+  const bool stopped = impl_->engine->Stop(end);
+  const bool removed = impl_->metrics_file == nullptr || impl_->metrics_file->End(end);
+  if (stopped && impl_->blocking->idle() && grown && removed) return;
   // Leaked if a thread does not stop: it, the kernel and the devices go on using it.
   impl_.release()->LeaveBehind();
 }

@@ -86,12 +86,15 @@ void PoolGrowth::Grow(std::uint64_t state_bytes, Severity severity) {
     Notify({.severity = Severity::kWarning,
             .status = status,
             .message = fmt::format("the pool stays at {}, for a state of {}: {}", HumanBytes(now),
-                                   HumanBytes(state_bytes), status.message())});
+                                   HumanBytes(state_bytes), status.message()),
+            .phase = "memory"});
   } else if (pool_.pinned() && now > before) {
     Notify({.severity = severity,
             .message = fmt::format("pinned {} more of host memory in {}, for a state of {}: "
                                    "host_memory_bytes={} does so at Open",
-                                   HumanBytes(now - before), HumanDuration(took), HumanBytes(state_bytes), now)});
+                                   HumanBytes(now - before), HumanDuration(took), HumanBytes(state_bytes), now),
+            .phase = "memory",
+            .duration = std::chrono::duration_cast<std::chrono::nanoseconds>(took)});
   }
 }
 

@@ -43,16 +43,17 @@ Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const Res
   const RestoreParts parts = MakeRestoreParts();
   SoloGroup solo;
   std::atomic<std::uint64_t> own_round = 0;  // The group's are counted alike on every rank.
-  CAIRN_ASSIGN_OR_RETURN(Restored now, RestoreTogether({.parts = parts,
-                                                        .root = root_path,
-                                                        .selector = selector,
-                                                        .call = call,
-                                                        .group = call.alone ? solo : *group,
-                                                        .rank = group->rank(),
-                                                        .group_timeout = options.group_timeout,
-                                                        .next_round = call.alone ? own_round : restore_rounds,
-                                                        .readable = readable.ok() ? call.ready : readable}));
-  if (call.resume) ContinueFrom(now);
+  Result<Restored> now = RestoreTogether({.parts = parts,
+                                          .root = root_path,
+                                          .selector = selector,
+                                          .call = call,
+                                          .group = call.alone ? solo : *group,
+                                          .rank = group->rank(),
+                                          .group_timeout = options.group_timeout,
+                                          .next_round = call.alone ? own_round : restore_rounds,
+                                          .readable = readable.ok() ? call.ready : readable});
+  ++(now.ok() ? metrics->restores : metrics->failed_restores);
+  if (now.ok() && call.resume) ContinueFrom(*now);
   return now;
 }
 
@@ -112,6 +113,7 @@ CheckpointerStats Checkpointer::stats() const {
   stats.chunk_bytes = impl_->pool->chunk_bytes();
   if (impl_->engine != nullptr) impl_->engine->AddStats(stats);
   if (impl_->steered != nullptr) impl_->steered->AddStats(stats);
+  impl_->AddMetrics(stats);
   return stats;
 }
 

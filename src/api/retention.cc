@@ -39,9 +39,10 @@ Status Checkpointer::Impl::CheckRank0(const std::string& what) const {
   return Error(StatusCode::kFailedPrecondition, "{}: only rank 0 publishes and removes checkpoints", what);
 }
 
-void Checkpointer::Impl::Warn(const std::vector<std::string>& messages) const {
-  if (!options.on_event) return;
-  for (const std::string& message : messages) options.on_event({.severity = Severity::kWarning, .message = message});
+void Checkpointer::Impl::Warn(const std::vector<std::string>& messages, std::string_view phase) const {
+  for (const std::string& message : messages) {
+    Notify({.severity = Severity::kWarning, .message = message, .phase = phase});
+  }
 }
 
 Status Checkpointer::Pin(std::uint64_t step) { return impl_->SetPinned(step, PinOwner::kUser, true); }
@@ -70,7 +71,7 @@ Status Checkpointer::Publish(std::uint64_t step, const std::string& path, Deadli
     // Publish exchanges the names of step and path. If the outcome is unknown, the step may be what the path was.
     const bool gone = published.ok() || !StepExists(root, step);
     gone ? impl->ledger->Removed(step) : impl->ledger->CancelRetirement(step);
-    impl->Warn(left);
+    impl->Warn(left, "retention");
     return NameSteps(root, step, std::move(published));
   });
 }
@@ -81,7 +82,7 @@ Status Checkpointer::RemovePublished(const std::string& path, Deadline deadline)
     Leftovers left;
     Status removed = cairn::RemovePublished(queue, impl->root->at(), path,
                                             {.deadline = deadline, .check_writer = impl->check_writer}, left);
-    impl->Warn(left);
+    impl->Warn(left, "retention");
     return removed;
   });
 }

@@ -35,7 +35,9 @@ Result<std::shared_ptr<Device>> Checkpointer::Impl::SetUpDevice(DeviceId id, boo
     Notify({.severity = Severity::kWarning,
             .message = fmt::format("{} was set up in {}, within the call that used it first: {} of host memory were "
                                    "pinned. cuda_devices does so at Open",
-                                   ToString(id), Since(begun), HumanBytes(pool->total_bytes()))});
+                                   ToString(id), Since(begun), HumanBytes(pool->total_bytes())),
+            .phase = "memory",
+            .duration = Clock::now() - begun});
   }
   return found.device;
 }
@@ -44,10 +46,12 @@ void Checkpointer::Impl::WarnWithoutGpuChecksums(const Device& device) const {
   if (!options.gpu_checksums || options.read_only || !device.has_streams()) return;
   const Status status = device.CheckSums({});
   if (status.ok()) return;
-  Notify({.severity = Severity::kWarning,
+  Notify({.kind = EventKind::kFallBack,
+          .severity = Severity::kWarning,
           .status = status,
-          .message = fmt::format("the host computes the checksums instead of {}: {}", ToString(device.id()),
-                                 status.message())});
+          .message =
+              fmt::format("the host computes the checksums instead of {}: {}", ToString(device.id()), status.message()),
+          .phase = "open"});
 }
 
 }  // namespace cairn

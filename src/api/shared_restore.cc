@@ -365,7 +365,13 @@ void Search::PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict
   const std::string who = alone() ? "" : fmt::format("rank {}: ", verdict.rank);
   passed_over_.push_back(fmt::format("{}: {}{}", choice.path, who, verdict.status.message()));
   if (!shared_.parts.on_event) return;
-  shared_.parts.on_event({.severity = Severity::kWarning, .message = "passed over: " + passed_over_.back()});
+  shared_.parts.on_event({.kind = EventKind::kFallBack,
+                          .severity = Severity::kWarning,
+                          .step = choice.step,
+                          .status = verdict.status,
+                          .message = "passed over: " + passed_over_.back(),
+                          .phase = "restore",
+                          .path = choice.path});
 }
 
 Status Search::WithRank(const VerdictMessage& verdict) const {

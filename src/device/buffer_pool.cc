@@ -323,6 +323,11 @@ void BufferPool::Return(std::byte* data) {
   if (on_free) on_free();
 }
 
+std::uint64_t BufferPool::used_bytes() const {
+  MutexLock lock(mutex_);
+  return (chunk_count_ - free_.size()) * chunk_bytes_;
+}
+
 std::uint64_t BufferPool::peak_bytes() const {
   MutexLock lock(mutex_);
   return peak_chunks_ * chunk_bytes_;

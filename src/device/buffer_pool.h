@@ -102,6 +102,8 @@ class BufferPool {
   [[nodiscard]] std::uint64_t total_bytes() const { return chunk_bytes_ * chunk_count_; }
   [[nodiscard]] std::uint64_t chunk_count() const { return chunk_count_; }
   [[nodiscard]] std::uint64_t cap_bytes() const { return cap_bytes_; }
+  /// In use now, in bytes.
+  [[nodiscard]] std::uint64_t used_bytes() const CAIRN_EXCLUDES(mutex_);
   /// The most that was ever in use at once, in bytes.
   [[nodiscard]] std::uint64_t peak_bytes() const CAIRN_EXCLUDES(mutex_);
   /// How many restores sleep in Acquire now.

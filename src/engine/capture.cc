@@ -227,6 +227,7 @@ void Capture::OnBatchCopied(std::uint64_t id) {
     return UpdateCaptured();
   }
 
+  task_.Reach(SavePoint::kFirstCopied);
   const std::uint64_t bytes = batch.chunk.end - batch.chunk.begin;
   batch.chunk.summed_by_gpu = batch.chunk.summed && batch.copies.front().device->has_streams();
   if (batch.chunk.summed_by_gpu) task_.AddGpuChecksums(bytes);

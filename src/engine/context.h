@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/metrics.h"
 #include "base/mutex.h"
 #include "base/trace.h"
 #include "base/worker_pool.h"
@@ -43,6 +44,9 @@ struct EngineParts {
   /// Null except on the coordinator.
   Ledger* ledger = nullptr;
   Trace* trace = nullptr;
+  Metrics* metrics = nullptr;
+  /// Called after each save's end, on the engine's thread.
+  std::function<void()> on_ended;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;
   /// The engine's thread touches the pool's pages while idle.

@@ -119,7 +119,8 @@ void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
   context_.Notify({.severity = Severity::kWarning,
                    .message = fmt::format("{} is closed, and this goes on behind: {}; the root's lock is released when "
                                           "it ends, and the pool remains until the process exits",
-                                          context_.parts.root, busy)});
+                                          context_.parts.root, busy),
+                   .phase = "close"});
   context_.Silence();  // The callback must not be called after the checkpointer is gone.
 }
 
@@ -127,7 +128,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
   RequestShortSlices();
   Result<std::unique_ptr<IoQueue>> queue = context_.parts.queue();
   if (!queue.ok()) return started(queue.status());
-  context_.queue = std::make_unique<WatchedQueue>(*std::move(queue));
+  context_.queue = std::make_unique<WatchedQueue>(*std::move(queue), &context_.parts.metrics->retries);
   watch_.emplace(context_.parts.options.stall_timeout);
   context_.inbox->Attach(context_.queue.get());
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
@@ -241,15 +242,19 @@ void Engine::RemoveEndedJobs() {
         std::erase(tasks_, task);
         ++(status.ok() ? durable_ : failed_);
         if (status.ok()) durable_since_ = SaveTask::Clock::now();
+        const bool cancelled = status.code() == StatusCode::kCancelled;
+        in_a_row_ = status.ok() ? 0 : in_a_row_ + (cancelled ? 0 : 1);
         bytes_written_ += stats.bytes_written;
         recycled_ += stats.recycled ? 1 : 0;
-        if (!status.ok() && status.code() != StatusCode::kCancelled) failures_.Add(task, status);
+        if (!status.ok() && !cancelled) failures_.Add(task, status);
         // Set before the slot is free: whoever waits for idle also waits for what this save retires or leaves.
         removing_ = removing_ || status.ok();
         behind_ += is_behind ? 1 : 0;
       }
+      Count(*task, status, stats);
       // Notify waiters last, so that they see the slot free and the failures up to date.
       (*job)->NotifyWaiters();
+      if (context_.parts.on_ended) context_.parts.on_ended();
     } else if (was_behind && !is_behind) {
       MutexLock lock(mutex_);
       --behind_;
@@ -266,6 +271,24 @@ void Engine::RemoveEndedJobs() {
   changed_.NotifyAll();
   if (retires) retention_.Retire();
   if (ended) retention_.OnSavesEnded();
+}
+
+void Engine::Count(const SaveTask& task, const Status& status, const SaveStats& stats) {
+  Metrics& metrics = *context_.parts.metrics;
+  const auto outcome = static_cast<std::size_t>(status.ok()                                    ? SaveOutcome::kDurable
+                                                : status.code() == StatusCode::kCancelled      ? SaveOutcome::kCancelled
+                                                : status.code() == StatusCode::kUnknownOutcome ? SaveOutcome::kUnknown
+                                                                                               : SaveOutcome::kFailed);
+  ++metrics.saves[outcome];
+  metrics.save_bytes[outcome] += stats.bytes;
+  metrics.stall += static_cast<std::uint64_t>(stats.stall.count());
+  if (!status.ok()) {
+    ++metrics.failures[static_cast<std::size_t>(status.code())];
+    return;
+  }
+  metrics.buffered += stats.direct ? 0 : 1;
+  metrics.newest_step = static_cast<std::int64_t>(task.plan().step);
+  metrics.newest_at = UnixMilliseconds(std::chrono::system_clock::now());
 }
 
 std::uint64_t Engine::FilesInFlight() const {
@@ -376,6 +399,7 @@ void Engine::AddStats(CheckpointerStats& stats) const {
   stats.bytes_written = bytes_written_;
   stats.saves_in_flight = tasks_.size();
   if (durable_ != 0) stats.since_durable = SaveTask::Clock::now() - durable_since_;
+  stats.failures_in_a_row = in_a_row_;
   stats.shards_recycled = recycled_;
   stats.not_recycled_reason = not_recycled_;
 }

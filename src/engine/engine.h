@@ -83,6 +83,8 @@ class Engine {
   }
   [[nodiscard]] bool CopiesPaused() const;
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
+  /// An ended save, for the metrics.
+  void Count(const SaveTask& task, const Status& status, const SaveStats& stats);
   void OnRetention(bool busy) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t FilesInFlight() const;
 
@@ -115,6 +117,8 @@ class Engine {
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;
   SaveTask::Clock::time_point durable_since_ CAIRN_GUARDED_BY(mutex_);  // The newest of them.
   std::uint64_t failed_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // Since the newest that is durable.
+  std::uint64_t in_a_row_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t bytes_written_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t recycled_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::string not_recycled_ CAIRN_GUARDED_BY(mutex_);

@@ -9,6 +9,8 @@
 #include "io/io_task.h"
 #include "store/commit.h"
 #include "store/list.h"
+#include "store/names.h"
+#include "store/paths.h"
 
 namespace cairn {
 namespace {
@@ -47,6 +49,13 @@ IoTask<Status> LookTask(PathAt root, Ledger& ledger, std::uint64_t keep_last) {
 
 }  // namespace
 
+void Retention::Warn(const Status& status) {
+  context_.Notify(
+      {.severity = Severity::kWarning, .status = status, .message = status.message(), .phase = "retention"});
+}
+
+std::string Retention::PathOf(std::uint64_t step) const { return JoinPath(context_.parts.root, StepName(step)).text(); }
+
 SparePolicy Retention::Spares() const {
   const std::uint64_t most = context_.spare_folders();
   return {.folders = most - std::min(most, callbacks_.files_in_flight()),
@@ -71,7 +80,9 @@ void Retention::Begin() {
   if (!leads()) return;
   BeginScan();
   Sweep(*context_.queue, context_.parts.root, Spares(), [this](Swept swept) {
-    for (const std::string& why : swept.left) context_.Notify({.severity = Severity::kWarning, .message = why});
+    for (const std::string& why : swept.left) {
+      context_.Notify({.severity = Severity::kWarning, .message = why, .phase = "retention"});
+    }
     unnamed_ = std::move(swept.unnamed);
     CheckKept();
   });
@@ -83,9 +94,7 @@ void Retention::CheckKept() {
   if (keep_last == 0) return EndScan();
   RunTask(*context_.queue, LookTask(context_.parts.root, *context_.parts.ledger, keep_last),
           [this](const Status& status) {
-            if (!status.ok()) {
-              context_.Notify({.severity = Severity::kWarning, .status = status, .message = status.message()});
-            }
+            if (!status.ok()) Warn(status);
             EndScan();
           });
 }
@@ -98,9 +107,7 @@ void Retention::Relist() {
   const auto found = std::make_shared<std::vector<CheckpointInfo>>();
   RunTask(*context_.queue, ListTask(context_.parts.root, found), [this, found](const Status& status) {
     const bool known = status.ok() && context_.parts.ledger->Relist(*found);
-    if (!status.ok()) {
-      context_.Notify({.severity = Severity::kWarning, .status = status, .message = status.message()});
-    }
+    if (!status.ok()) Warn(status);
     EndScan();
     relist_due_ = relist_due_ || !known;  // Tried again after the next save.
   });
@@ -155,7 +162,9 @@ void Retention::OnLooked(std::uint64_t step, const std::string& attempt, const S
        .status = status,
        .message = fmt::format("step {} was saved durably, but {}; no older checkpoint is removed for it: does the disk "
                               "lose renames, or has somebody removed the step?",
-                              step, status.message())});
+                              step, status.message()),
+       .phase = "retention",
+       .path = PathOf(step)});
   looking_ = false;
   RemoveNext();
 }
@@ -190,16 +199,20 @@ void Retention::RemoveNext() {
 void Retention::NotifyRemoval(std::uint64_t step, const Removal& removal) {
   const Status& status = removal.status;
   if (status.ok() || status.code() == StatusCode::kNotFound) {
-    return context_.Notify({.kind = EventKind::kCheckpointRemoved, .step = step});
+    return context_.Notify(
+        {.kind = EventKind::kCheckpointRemoved, .step = step, .phase = "retention", .path = PathOf(step)});
   }
   if (removal.pinned) return;
   // A property of the filesystem, so report it once.
   if (status.code() == StatusCode::kUnsupported && std::exchange(unsupported_reported_, true)) return;
   if (std::exchange(kept_[step], status.message()) == status.message()) return;
   context_.Notify({.severity = Severity::kWarning,
+                   .step = step,
                    .status = status,
                    .message = fmt::format("step {} {}: {}", step, removal.gone ? "is removed, but" : "is kept for now",
-                                          status.message())});
+                                          status.message()),
+                   .phase = "retention",
+                   .path = PathOf(step)});
 }
 
 void Retention::RemoveSpares() {

@@ -52,6 +52,8 @@ class Retention {
   void LookAtNext();
   void OnLooked(std::uint64_t step, const std::string& attempt, const Status& status);
   void RemoveNext();
+  void Warn(const Status& status);
+  [[nodiscard]] std::string PathOf(std::uint64_t step) const;
   void NotifyRemoval(std::uint64_t step, const Removal& removal);
   [[nodiscard]] SparePolicy Spares() const;
   [[nodiscard]] bool leads() const { return context_.parts.group->rank() == 0; }

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "store/names.h"
+#include "store/paths.h"
 
 namespace cairn {
 namespace {
@@ -91,7 +93,10 @@ void SaveJob::TellCaptured() {
   if (!running() || !captured_ || (task_->snapshot().kept().linked && !writer_->has_begun())) return;
   captured_ = false;
   task_->MarkCaptured();
-  context_.Notify({.kind = EventKind::kSaveCaptured, .step = task_->plan().step});
+  context_.Notify({.kind = EventKind::kSaveCaptured,
+                   .step = task_->plan().step,
+                   .phase = "save",
+                   .duration = SaveTask::Clock::now() - task_->begun()});
 }
 
 Deadline SaveJob::wakes_at() const {
@@ -168,7 +173,11 @@ void SaveJob::Fail(Status status) {
 }
 
 void SaveJob::OnBug(Status bug) {
-  context_.Notify({.severity = Severity::kError, .step = task_->plan().step, .status = bug, .message = bug.message()});
+  context_.Notify({.severity = Severity::kError,
+                   .step = task_->plan().step,
+                   .status = bug,
+                   .message = bug.message(),
+                   .phase = "save"});
   if (running()) Fail(std::move(bug));
 }
 
@@ -186,8 +195,10 @@ void SaveJob::Abandon() {
     if (!status.ok()) {
       context_.Notify(
           {.severity = Severity::kWarning,
+           .step = task_->plan().step,
            .status = status,
-           .message = fmt::format("step {}: its abandoned attempt remains until the next sweep", task_->plan().step)});
+           .message = fmt::format("step {}: its abandoned attempt remains until the next sweep", task_->plan().step),
+           .phase = "save"});
     }
     End(failure_);
   });
@@ -235,7 +246,14 @@ void SaveJob::Settle(Status status) {
   if (status.ok()) {
     if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite());
     writer_->RememberKept();
-    context_.Notify({.kind = EventKind::kSaveDurable, .step = plan.step});
+    // Another rank cannot tell the coordinator's commit from the agreement before it.
+    task_->Reach(context_.parts.ledger != nullptr ? SavePoint::kCommitted : SavePoint::kAgreed);
+    task_->AddPhases(*context_.parts.metrics);
+    context_.Notify({.kind = EventKind::kSaveDurable,
+                     .step = plan.step,
+                     .phase = "save",
+                     .duration = SaveTask::Clock::now() - task_->begun(),
+                     .path = JoinPath(context_.parts.root, StepName(plan.step)).text()});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {
       context_.parts.ledger->WithdrawUnknown(plan, /*decided=*/stage_ == Stage::kEnded);
@@ -247,7 +265,9 @@ void SaveJob::Settle(Status status) {
                      .severity = wanted ? Severity::kInfo : Severity::kError,
                      .step = plan.step,
                      .status = status,
-                     .message = status.message()});
+                     .message = status.message(),
+                     .phase = "save",
+                     .duration = SaveTask::Clock::now() - task_->begun()});
   }
   const auto now = SaveTask::Clock::now();
   context_.parts.trace->Span("saves", status.ok() ? "durable" : "failed", task_->begun(), now, plan.step,

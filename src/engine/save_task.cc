@@ -215,7 +215,24 @@ void SaveTask::MarkEnqueued(bool staged) {
   changed_.NotifyAll();
 }
 
+void SaveTask::Reach(SavePoint point) {
+  Clock::time_point& at = points_[static_cast<std::size_t>(point)];
+  if (point != SavePoint::kFirstCopied || at == Clock::time_point()) at = Clock::now();
+}
+
+void SaveTask::AddPhases(Metrics& metrics) const {
+  Clock::time_point begun = begun_;
+  for (std::size_t i = 0; i < points_.size(); ++i) {
+    if (points_[i] == Clock::time_point()) continue;
+    const Clock::time_point end = std::max(begun, points_[i]);
+    metrics.phases[i].Observe(end - begun);
+    begun = end;
+  }
+  metrics.durations.Observe(begun - begun_);
+}
+
 void SaveTask::MarkCaptured() {
+  Reach(SavePoint::kCaptured);
   MutexLock lock(mutex_);
   stats_.captured = SinceBegun();
   ReleaseEvents();
@@ -223,6 +240,7 @@ void SaveTask::MarkCaptured() {
 }
 
 void SaveTask::MarkWritten(std::uint64_t bytes_written, bool direct, bool recycled) {
+  Reach(SavePoint::kSummed);
   MutexLock lock(mutex_);
   stats_.written = SinceBegun();
   stats_.bytes_written = bytes_written;
@@ -231,6 +249,7 @@ void SaveTask::MarkWritten(std::uint64_t bytes_written, bool direct, bool recycl
 }
 
 bool SaveTask::MarkCommitting() {
+  Reach(SavePoint::kReleased);
   MutexLock lock(mutex_);
   if (cancelled_ || Ended()) return false;
   Advance(SavePhase::kCommitting);

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/metrics.h"
 #include "base/mutex.h"
 #include "cairn/checkpointer.h"
 #include "device/device.h"
@@ -132,6 +134,10 @@ class SaveTask {
   [[nodiscard]] bool held() const CAIRN_EXCLUDES(mutex_);
   /// The reason, if the save was cancelled.
   [[nodiscard]] std::optional<Status> cancelled() const CAIRN_EXCLUDES(mutex_);
+  /// Has come to it now: again, if it has before, but to the first chunk only once. The marks above do so too.
+  void Reach(SavePoint point);
+  /// Adds the phases of a durable save.
+  void AddPhases(Metrics& metrics) const;
   /// Frees the description of the tensors.
   void DropSnapshot() { snapshot_.reset(); }
 
@@ -181,6 +187,8 @@ class SaveTask {
   std::unique_ptr<Snapshot> snapshot_;
   // Constant; the events are released under mutex_.
   std::vector<DeviceEvents> events_;
+  // Only the engine's. The clock's epoch: not reached.
+  std::array<Clock::time_point, kSavePhases.size()> points_{};
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -94,7 +94,8 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                    // The other ranks wait twice as long for the outcome.
                    .reader_timeout = context_.parts.options.group_timeout / 2,
                    .spare_folders = context_.spare_folders(),
-                   .not_recycled = context_.not_recycled};
+                   .not_recycled = context_.not_recycled,
+                   .free_bytes = &context_.parts.metrics->disk_free};
   attempt_ = std::make_unique<Attempt>(*context_.queue, std::move(spec));
 }
 
@@ -105,12 +106,15 @@ std::optional<KeptSpec> ShardWriter::SpecOfKept() {
   spec.linked = kept_->fd;
   spec.on_copy = [this](const Status& why) {
     if (std::exchange(context_.told_copied, true)) return;
-    context_.Notify({.severity = Severity::kWarning,
+    context_.Notify({.kind = EventKind::kFallBack,
+                     .severity = Severity::kWarning,
                      .step = task_.plan().step,
                      .status = why,
                      .message = fmt::format("step {}: what is frozen was copied on the disk, because it could not be "
                                             "linked: {}. Further copies are not reported",
-                                            task_.plan().step, why.message())});
+                                            task_.plan().step, why.message()),
+                     .phase = "save",
+                     .path = attempt_->kept_path()});
   };
   return spec;
 }
@@ -150,6 +154,7 @@ void ShardWriter::SubmitWrite() {
 void ShardWriter::OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status) {
   if (Ends(status)) return;
   written_ += chunk->end - chunk->begin;
+  task_.Reach(SavePoint::kDataWritten);
   // Only after the write: the header, which holds the checksums, is written last, so the disk need not wait for them.
   // And data that one core has just copied is slower to read from its cache than from memory.
   source_->Sum(chunk);
@@ -224,6 +229,7 @@ void ShardWriter::OnLineRecorded(Status status) {
 void ShardWriter::OnSealed(Status status) {
   if (Ends(status)) return;
   if (!stage_.MoveTo(Stage::kSealed)) return;
+  task_.Reach(SavePoint::kSealed);
   callbacks_.sealed();
 }
 
@@ -246,7 +252,8 @@ void ShardWriter::Confirm() {
                        "step {}: \"{}\", or what lies behind it in {}, is frozen, but has changed since step {}: the "
                        "checkpoints from step {} on that have {} hold it as it was then",
                        task_.plan().step, snapshot.NameAt(snapshot.kept_begin() + block * kChecksumBlock),
-                       HumanBytes(kChecksumBlock), first, first, confirmed_->shard.file)});
+                       HumanBytes(kChecksumBlock), first, first, confirmed_->shard.file),
+                   .phase = "save"});
 }
 
 std::optional<ManifestShard> ShardWriter::kept_shard() const {
@@ -283,6 +290,7 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
 
 void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs) {
   if (!stage_.MoveTo(Stage::kCommitting)) return;
+  task_.Reach(SavePoint::kAgreed);
   index_runs.at(0) = std::move(index_run_);
   // The kept files follow the shards, this rank's first.
   if (kept_ != nullptr) index_runs.at(static_cast<std::size_t>(context_.parts.group->size())) = kept_->index_run;

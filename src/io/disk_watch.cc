@@ -18,14 +18,19 @@ bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
     if (hangs.ok()) {
       events.push_back({.severity = Severity::kWarning,
                         .message = fmt::format("the disk answers again, after {}: saves are taken again",
-                                               HumanDuration(now - hung_since_))});
+                                               HumanDuration(now - hung_since_)),
+                        .phase = "disk",
+                        .duration = now - hung_since_});
     } else {
       hung_since_ = queue.OldestSince(/*removals=*/false);
       events.push_back(
           {.severity = Severity::kError,
            .status = hangs,
            .message = fmt::format("{}: saves that wait for it fail, and further ones are refused until it answers",
-                                  hangs.message())});
+                                  hangs.message()),
+           .phase = "disk",
+           .duration = now - hung_since_,
+           .path = queue.Oldest(/*removals=*/false)->path});
     }
   }
   hangs_ = std::move(hangs);
@@ -38,7 +43,11 @@ bool DiskWatch::Look(const WatchedQueue& queue, std::vector<Event>& events) {
   if (now < next_report_) return changed;
   slow_ = DescribeWait(*slow);
   next_report_ = now + 2 * std::exchange(pause_, 2 * pause_);
-  events.push_back({.severity = Severity::kWarning, .message = slow_});
+  events.push_back({.severity = Severity::kWarning,
+                    .message = slow_,
+                    .phase = "disk",
+                    .duration = now - slow->since,
+                    .path = slow->path});
   return true;
 }
 

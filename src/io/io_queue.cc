@@ -19,9 +19,11 @@ const char* IoOpName(IoOp op) {
   return i < kNames.size() ? kNames.at(i) : "?";
 }
 
+std::string FileOf(const IoRequest& request) { return request.path.empty() ? request.name : request.path.text(); }
+
 std::string Describe(const IoRequest& request) {
   const char* op = IoOpName(request.op);
-  std::string what = request.path.empty() ? request.name : request.path.text();
+  std::string what = FileOf(request);
   if (what.empty()) what = fmt::format("descriptor {}", request.fd);
   switch (request.op) {
     case IoOp::kRead:
@@ -43,7 +45,7 @@ std::string Describe(const IoRequest& request) {
 
 Status FailureOf(const IoRequest& request, int error) {
   Status status = ErrnoStatus(error, Describe(request));
-  const std::string& path = request.path.empty() ? request.name : request.path.text();
+  const std::string path = FileOf(request);
   const std::size_t slash = path.rfind('/');
   struct statvfs found {};
   if (error != ENOSPC || slash == std::string::npos || ::statvfs(path.substr(0, slash + 1).c_str(), &found) != 0) {

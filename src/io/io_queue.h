@@ -110,5 +110,7 @@ Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request);
 
 /// The request, for messages: "fsync of <name>", "rename of a to b".
 [[nodiscard]] std::string Describe(const IoRequest& request);
+/// The path of the file that it is about; empty if it has none.
+[[nodiscard]] std::string FileOf(const IoRequest& request);
 
 }  // namespace cairn

@@ -1,6 +1,7 @@
 #include "io/watched_queue.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
 
 #include "base/human.h"
@@ -29,10 +30,16 @@ void WatchedQueue::Submit(IoRequest request, IoDone done) {
                                .rename = request.rename,
                                .name = request.name},
                    .since = Deadline::Clock::now()});
-  inner_->Submit(std::move(request), [&order, at = std::prev(order.end()), done = std::move(done)](std::int64_t value) {
-    order.erase(at);
-    done(value);
-  });
+  // Callers go on after a short write, and read again when they are interrupted.
+  const std::int64_t whole = request.op == IoOp::kWrite ? static_cast<std::int64_t>(request.length) : 0;
+  const bool reads = request.op == IoOp::kRead;
+  inner_->Submit(std::move(request),
+                 [this, whole, reads, &order, at = std::prev(order.end()), done = std::move(done)](std::int64_t value) {
+                   order.erase(at);
+                   const bool cut = value >= 0 ? value < whole : reads && (value == -EINTR || value == -EAGAIN);
+                   if (cut && repeated_ != nullptr) ++*repeated_;
+                   done(value);
+                 });
 }
 
 Deadline::Clock::time_point WatchedQueue::OldestSince(bool removals) const {
@@ -43,7 +50,8 @@ Deadline::Clock::time_point WatchedQueue::OldestSince(bool removals) const {
 std::optional<UnansweredOp> WatchedQueue::Oldest(bool removals) const {
   const Order& order = waiting_[removals ? 1 : 0];
   if (order.empty()) return std::nullopt;
-  return UnansweredOp{.what = Describe(order.front().request), .since = order.front().since};
+  const Waiting& first = order.front();
+  return UnansweredOp{.what = Describe(first.request), .path = FileOf(first.request), .since = first.since};
 }
 
 Result<std::size_t> LimitedQueue::RunOnce(Deadline deadline) {

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -17,13 +19,16 @@ namespace cairn {
 /// An operation that the disk has not answered.
 struct UnansweredOp {
   std::string what;  ///< As Describe says it.
+  std::string path;  ///< Its file.
   Deadline::Clock::time_point since;
 };
 
 /// Passes every call on to the queue inside, and knows since when each operation has waited.
 class WatchedQueue : public IoQueue {
  public:
-  explicit WatchedQueue(std::unique_ptr<IoQueue> inner) : inner_(std::move(inner)) {}
+  /// Counts the operations that were interrupted, or have done a part only, and which the caller then repeats.
+  explicit WatchedQueue(std::unique_ptr<IoQueue> inner, std::atomic<std::uint64_t>* repeated = nullptr)
+      : repeated_(repeated), inner_(std::move(inner)) {}
 
   void Submit(IoRequest request, IoDone done) override;
   Result<std::size_t> RunOnce(Deadline deadline) override { return inner_->RunOnce(deadline); }
@@ -43,6 +48,7 @@ class WatchedQueue : public IoQueue {
   };
   using Order = std::list<Waiting>;
 
+  std::atomic<std::uint64_t>* const repeated_;
   // By whether they are slow by nature; oldest first. Outlives the queue inside, whose callbacks hold places in it.
   std::array<Order, 2> waiting_;
   std::unique_ptr<IoQueue> inner_;

@@ -60,10 +60,14 @@ std::vector<std::string_view> MissingNames(const OpenedCheckpoint& opened, std::
 
 void ReportAllHeadersRead(const EventCallback& on_event, const StoredCheckpoint& checkpoint, const Status& why) {
   if (!on_event) return;
-  on_event({.severity = Severity::kInfo,
+  on_event({.kind = EventKind::kFallBack,
+            .severity = Severity::kInfo,
             .step = checkpoint.manifest.step,
+            .status = why,
             .message = fmt::format("restore: reading the headers of all {} shards: {}",
-                                   checkpoint.manifest.shards.size(), why.message())});
+                                   checkpoint.manifest.shards.size(), why.message()),
+            .phase = "restore",
+            .path = checkpoint.info.path});
 }
 
 }  // namespace

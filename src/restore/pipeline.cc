@@ -133,8 +133,12 @@ bool Pipeline::ReadAgain(Slot& slot, const Status& why) {
   slot.cached = false;
   if (parts_.on_event) {
     parts_.on_event(
-        {.severity = Severity::kWarning,
-         .message = fmt::format("restore: found in the page cache, and read again from the disk: {}", why.message())});
+        {.kind = EventKind::kFallBack,
+         .severity = Severity::kWarning,
+         .status = why,
+         .message = fmt::format("restore: found in the page cache, and read again from the disk: {}", why.message()),
+         .phase = "restore",
+         .path = files_[slot.read->shard].name});
   }
   ReadInto(slot);
   return true;

@@ -237,7 +237,7 @@ void Attempt::Abandon(StatusDone done) {
 Status Attempt::CheckRoom() const {
   std::uint64_t needed = shard_.laid_out() - std::min(spare_.allocated(), shard_.laid_out());
   if (kept_ && spec_.kept->linked == nullptr) needed += kept_->laid_out();
-  return CheckFreeSpace(root(), shard_.path().text(), needed);
+  return CheckFreeSpace(root(), shard_.path().text(), needed, spec_.free_bytes);
 }
 
 IoTask<Status> Attempt::CheckRoomTask() {

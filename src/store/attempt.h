@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -51,6 +52,8 @@ struct AttemptSpec {
   /// How many spare folders to search for a file of this rank to overwrite.
   std::uint64_t spare_folders = 0;
   OnNotRecycled not_recycled;
+  /// Gets the bytes that Begin finds free on the filesystem. May be null.
+  std::atomic<std::int64_t>* free_bytes = nullptr;
 };
 
 /// One rank's part of one attempt at a checkpoint: steps 1 to 3 and 5 of the commit protocol (see attempt.cc).
@@ -107,6 +110,7 @@ class Attempt {
   }
   /// The kept file, once begun.
   [[nodiscard]] const std::shared_ptr<const UniqueFd>& kept_fd() const { return kept_fd_; }
+  [[nodiscard]] const std::string& kept_path() const { return kept_->path().text(); }
   /// The kept file of before could be neither linked nor copied, or is damaged: no other save should try.
   [[nodiscard]] bool kept_failed() const { return kept_failed_; }
 

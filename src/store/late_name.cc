@@ -50,7 +50,9 @@ std::optional<Event> LateName::NotYet() const {
   if (looks_ != 2) return std::nullopt;
   return Event{
       .severity = Severity::kWarning,
-      .message = fmt::format("{} is not visible yet on rank {} ({}); looking for it", what_, rank_, HostName())};
+      .message = fmt::format("{} is not visible yet on rank {} ({}); looking for it", what_, rank_, HostName()),
+      .phase = "disk",
+      .duration = Deadline::Clock::now() - begun_};
 }
 
 Status LateName::Missing(const std::string& found) const {

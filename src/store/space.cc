@@ -26,8 +26,10 @@ Result<std::optional<std::uint64_t>> FindFreeSpace(const PathAt& root) {
   return std::optional<std::uint64_t>(std::uint64_t{found.f_bavail} * found.f_frsize);
 }
 
-Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes) {
+Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes,
+                      std::atomic<std::int64_t>* found) {
   CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(root));
+  if (free && found != nullptr) *found = static_cast<std::int64_t>(*free);
   if (!free || bytes <= *free) return Status::Ok();
   return Error(StatusCode::kNoSpace,
                "{} needs {} bytes, {} are free under {}; remove checkpoints (cairn gc) or other files", path, bytes,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,7 +15,9 @@ namespace cairn {
 [[nodiscard]] Status CheckFileSizeLimit(const std::string& path, std::uint64_t bytes);
 /// Bytes free on the filesystem of `root`; nothing if it does not say.
 [[nodiscard]] Result<std::optional<std::uint64_t>> FindFreeSpace(const PathAt& root);
-/// NoSpace if the filesystem of `root` has fewer bytes free than the file `path` needs.
-[[nodiscard]] Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes);
+/// NoSpace if the filesystem of `root` has fewer bytes free than the file `path` needs. Says in `found`, if it is not
+/// null, how many are free.
+[[nodiscard]] Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes,
+                                    std::atomic<std::int64_t>* found = nullptr);
 
 }  // namespace cairn

@@ -26,6 +26,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ContainsRegex;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -188,9 +189,11 @@ TEST_F(DiskHangsAlone, SavesAreRefusedUntilItAnswers) {
   EXPECT_THAT(refused.message(), HasSubstr("step 3: not begun"));
   EXPECT_EQ(checkpointer_->Fence(), Status::Ok());
   EXPECT_EQ(checkpointer_->LastFailure(), refused);
+  EXPECT_THAT(checkpointer_->MetricsText(), ContainsRegex("\ncairn_disk_hangs[^\n]* 1\n"));
   plan_->Clear();
   gate.Release();
   ASSERT_TRUE(heard_.Await("the disk answers again"));
+  EXPECT_THAT(checkpointer_->MetricsText(), ContainsRegex("\ncairn_disk_hangs[^\n]* 0\n"));
   EXPECT_EQ(SaveDurably(*checkpointer_, 4), Status::Ok());
   EXPECT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
   EXPECT_THAT(Leftovers(dir_ / "run"), testing::IsEmpty());

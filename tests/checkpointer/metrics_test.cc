@@ -1,0 +1,254 @@
+// What a Checkpointer counts, as Prometheus reads it, and the file that has it.
+
+#include "base/metrics.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "base/mutex.h"
+#include "base/unique_fd.h"
+#include "cairn/cairn.h"
+#include "support/small_run.h"
+#include "testing/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using namespace literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+/// By name, and the last of the labels, which is the value's own: "cairn_saves_total durable".
+using Scrape = std::map<std::string, double>;
+
+/// Every line is a comment or a sample; what is not is a test failure. So is a metric without HELP and TYPE.
+Scrape Parse(const std::string& text) {
+  Scrape found;
+  std::string family;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("# TYPE ")) {
+      family = line.substr(7, line.find(' ', 7) - 7);
+      continue;
+    }
+    if (line.starts_with("# HELP ")) continue;
+    const std::size_t open = line.find('{');
+    const std::size_t close = line.rfind('}');
+    if (open == std::string::npos || close == std::string::npos || !line.starts_with(family)) {
+      ADD_FAILURE() << line;
+      continue;
+    }
+    std::string labels = line.substr(open + 1, close - open - 1);
+    std::string name = line.substr(0, open);
+    const std::size_t node = labels.find(",", labels.find("node="));
+    for (std::size_t at = node; at != std::string::npos; at = labels.find("=\"", at + 1)) {
+      if (labels[at] == ',') continue;
+      name += " " + labels.substr(at + 2, labels.find('"', at + 2) - at - 2);
+    }
+    EXPECT_TRUE(found.emplace(name, std::stod(line.substr(close + 1))).second) << name;
+  }
+  return found;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Collects warnings and errors, but not that the disk is slow.
+class Warnings {
+ public:
+  EventCallback Callback() {
+    return [this](const Event& event) {
+      MutexLock lock(mutex_);
+      if (event.severity == Severity::kInfo || event.phase == "disk") return;
+      events_.push_back(event);
+      changed_.NotifyAll();
+    };
+  }
+  /// Waits for the first, if there is none.
+  std::vector<Event> Await() {
+    const Deadline end = Soon();
+    MutexLock lock(mutex_);
+    while (events_.empty() && !end.passed()) changed_.WaitUntil(mutex_, end);
+    return events_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Event> events_ CAIRN_GUARDED_BY(mutex_);
+};
+
+TEST(Metrics, EachMovesWithWhatItCounts) {
+  const TempDir dir;
+  Warnings warnings;
+  const auto plan = FaultPlan::Make();
+  Options options = SmallOptions(dir / "run");
+  options.keep_last = 1;
+  options.on_event = warnings.Callback();
+  auto checkpointer = OpenOrFail(options, Through(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  const Scrape before = Parse(checkpointer->MetricsText());
+  EXPECT_EQ(before.at("cairn_saves_total durable"), 0);
+  EXPECT_FALSE(before.contains("cairn_newest_step"));
+  EXPECT_GT(before.at("cairn_disk_free_bytes"), 0);
+
+  plan->Shorten({.op = IoOp::kWrite, .path = "shard-", .nth = 1}, 64_KiB);
+  for (const std::uint64_t step : {1, 2}) ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
+  ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  const Scrape saved = Parse(checkpointer->MetricsText());
+  plan->Fail({.op = IoOp::kWrite, .path = "shard-", .nth = 1}, EIO);
+  EXPECT_EQ(SaveDurably(*checkpointer, 3).code(), StatusCode::kIoError);
+  const Scrape failed = Parse(checkpointer->MetricsText());
+
+  EXPECT_EQ(saved.at("cairn_saves_total durable"), 2);
+  EXPECT_EQ(saved.at("cairn_saves_started_total"), 2);
+  EXPECT_GT(saved.at("cairn_save_bytes_total durable"), 2e6);
+  EXPECT_GT(saved.at("cairn_written_bytes_total"), saved.at("cairn_save_bytes_total durable"));
+  EXPECT_EQ(saved.at("cairn_save_seconds_count"), 2);
+  EXPECT_EQ(saved.at("cairn_save_seconds_bucket +Inf"), 2);
+  double phases = 0;
+  for (const char* const phase : {"wait", "copy", "write", "checksum", "hold", "commit"}) {
+    EXPECT_EQ(saved.at(std::string("cairn_save_phase_seconds_count ") + phase), 2) << phase;
+    phases += saved.at(std::string("cairn_save_phase_seconds_sum ") + phase);
+  }
+  EXPECT_NEAR(phases, saved.at("cairn_save_seconds_sum"), 1e-6);
+  EXPECT_FALSE(saved.contains("cairn_save_phase_seconds_count agree")) << "there is nobody to agree with";
+  EXPECT_EQ(saved.at("cairn_retries_total"), 1);
+  EXPECT_EQ(saved.at("cairn_checkpoints_removed_total"), 1);
+  EXPECT_EQ(saved.at("cairn_newest_step"), 2);
+  EXPECT_GE(saved.at("cairn_newest_timestamp_seconds"), saved.at("cairn_opened_timestamp_seconds"));
+  EXPECT_LT(saved.at("cairn_newest_age_seconds"), 60);
+  EXPECT_GT(saved.at("cairn_pool_peak_bytes"), 0);
+  EXPECT_EQ(failed.at("cairn_saves_total failed"), 1);
+  EXPECT_EQ(failed.at("cairn_save_failures_total IoError"), 1);
+  EXPECT_EQ(failed.at("cairn_failures_in_a_row"), 1);
+  EXPECT_EQ(failed.at("cairn_events_total error"), 1);
+  EXPECT_EQ(failed.at("cairn_newest_step"), 2);
+
+  // An event has the same in fields.
+  const Event event = warnings.Await().front();
+  EXPECT_EQ(event.kind, EventKind::kSaveFailed);
+  EXPECT_EQ(event.status.code(), StatusCode::kIoError);
+  EXPECT_EQ(event.phase, "save");
+  EXPECT_EQ(event.path, dir / "run");
+  EXPECT_GT(event.duration, std::chrono::nanoseconds(0));
+}
+
+TEST(Metrics, ARunThatStartsAgainKnowsTheNewestCheckpointsAge) {
+  const TempDir dir;
+  ASSERT_EQ(SaveDurably(*OpenOrFail(SmallOptions(dir / "run")), 7), Status::Ok());
+  const std::string manifest = dir / "run/step-00000000000000000007/manifest.json";
+  const std::array<timespec, 2> long_ago{timespec{.tv_sec = 1'000'000'000}, timespec{.tv_sec = 1'000'000'000}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, manifest.c_str(), long_ago.data(), 0), 0);
+
+  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+
+  ASSERT_NE(checkpointer, nullptr);
+  const Scrape found = Parse(checkpointer->MetricsText());
+  EXPECT_EQ(found.at("cairn_newest_step"), 7);
+  EXPECT_EQ(found.at("cairn_newest_timestamp_seconds"), 1e9);
+  EXPECT_EQ(checkpointer->stats().newest_step, 7U);
+  EXPECT_GT(checkpointer->stats().newest_age, std::chrono::hours(24 * 365));
+  EXPECT_EQ(checkpointer->stats().since_durable, std::nullopt);
+}
+
+TEST(Metrics, AFileForEachRankIsReplacedAndGoesWithItsJob) {
+  const TempDir dir;
+  Options options = SmallOptions(dir / "run");
+  options.metrics_file = dir / "job.prom";
+  auto ranks = OpenRanks(2, options);
+  ASSERT_EQ(ranks.size(), 2U);
+  for (const auto& rank : ranks) {
+    ASSERT_EQ(rank->Save(1, SmallState(1, rank == ranks[0] ? 0 : 1)->state()).status(), Status::Ok());
+  }
+  for (const auto& rank : ranks) ASSERT_EQ(rank->Drain(Soon()), Status::Ok());
+
+  const auto of_rank = [&](int rank) {
+    const Deadline end = Soon();
+    Scrape found;
+    while (found["cairn_saves_total durable"] == 0 && !end.passed()) {
+      found = Parse(ReadFile(dir / ("job-rank" + std::to_string(rank) + ".prom")));
+    }
+    return found;
+  };
+  const Scrape first = of_rank(0);
+  const Scrape second = of_rank(1);
+  EXPECT_EQ(first.at("cairn_save_phase_seconds_count agree"), 1);
+  EXPECT_EQ(first.at("cairn_save_phase_seconds_count commit"), 1);
+  EXPECT_EQ(first.at("cairn_newest_step"), 1);
+  EXPECT_EQ(second.at("cairn_save_phase_seconds_count seal"), 1);
+  EXPECT_FALSE(second.contains("cairn_newest_step")) << "the group's are rank 0's";
+  const std::string text = ranks[1]->MetricsText();
+  const std::string labels = text.substr(text.find('{'), text.find('}') - text.find('{'));
+  EXPECT_THAT(labels, AllOf(HasSubstr("rank=\"1\""), HasSubstr("root=\"" + (*ranks[0]->List())[0].root + "\"")));
+
+  ranks.clear();
+
+  EXPECT_FALSE(std::filesystem::exists(dir / "job-rank0.prom"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "job-rank1.prom"));
+}
+
+TEST(Metrics, AFileThatCannotBeWrittenFailsNoSave) {
+  const TempDir dir;
+  Warnings warnings;
+  Options options = SmallOptions(dir / "run");
+  options.metrics_file = dir / "missing/job.prom";
+  options.on_event = warnings.Callback();
+  const auto checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(warnings.Await().size(), 1U);
+
+  for (const std::uint64_t step : {1, 2, 3}) EXPECT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
+
+  const std::vector<Event> events = warnings.Await();
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_THAT(events[0].message, StartsWith("the metrics cannot be written: "));
+  EXPECT_EQ(events[0].path, options.metrics_file);
+  for (const char* const bad : {"job", "job.txt", "dir/.prom", ".prom"}) {
+    options.metrics_file = bad;
+    EXPECT_EQ(Checkpointer::Open(options).status().code(), StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+TEST(Metrics, AFileWhoseDiskHangsHoldsUpNoSave) {
+  const TempDir dir;
+  Options options = SmallOptions(dir / "run");
+  options.metrics_file = dir / "job.prom";
+  // Who opens it for writing waits for a reader.
+  ASSERT_EQ(::mkfifo((options.metrics_file + ".new").c_str(), 0600), 0);
+  auto checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+
+  EXPECT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  const UniqueFd reader(::open((options.metrics_file + ".new").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_TRUE(reader.valid());
+  checkpointer.reset();
+  EXPECT_FALSE(std::filesystem::exists(options.metrics_file));
+}
+
+TEST(Metrics, TextEscapesWhatIsNoPlainLabel) {
+  PrometheusText text(PrometheusText::Label("path", "a\"b\\c\nd"));
+  text.Gauge("n", "What it is.").Value(1.5).Value(std::uint64_t{1} << 63, PrometheusText::Label("of", "x"));
+  EXPECT_EQ(text.text(),
+            "# HELP n What it is.\n# TYPE n gauge\nn{path=\"a\\\"b\\\\c\\nd\"} 1.5\n"
+            "n{path=\"a\\\"b\\\\c\\nd\",of=\"x\"} 9223372036854775808\n");
+}
+
+}  // namespace
+}  // namespace cairn
