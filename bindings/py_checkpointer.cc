@@ -69,6 +69,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, const py::dict& op
       "io_queue", taken.io_queue,
       {{"auto", IoQueueKind::kAuto}, {"io_uring", IoQueueKind::kUring}, {"threads", IoQueueKind::kThreads}});
   given.Take("trace_events", taken.trace_events);
+  given.Take("stop_after_failures", taken.stop_after_failures);
   given.Take("metrics_file", taken.metrics_file);
   std::optional<std::tuple<double, double, double>> steering;
   given.Take("steering", steering);
@@ -122,7 +123,7 @@ void BindCheckpointer(py::module_& module) {
       .def("remove", &PyCheckpointer::Remove, "step"_a)
       .def("publish", &PyCheckpointer::Publish, "step"_a, "path"_a, "timeout"_a)
       .def("remove_published", &PyCheckpointer::RemovePublished, "path"_a, "timeout"_a)
-      .def("raise_last_failure", &PyCheckpointer::RaiseLastFailure)
+      .def("check", &PyCheckpointer::Check)
       .def("metrics_text", &PyCheckpointer::MetricsText)
       .def("write_trace", &PyCheckpointer::WriteTrace, "path"_a)
       .def("stats", &PyCheckpointer::Stats)

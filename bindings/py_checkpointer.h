@@ -207,7 +207,7 @@ class PyCheckpointer : public OpenEngine {
   void RemovePublished(const std::string& path, std::optional<double> timeout) {
     Ask([&](Checkpointer& engine) { return engine.RemovePublished(path, DeadlineFrom(timeout)); });
   }
-  void RaiseLastFailure() { RaiseIfError(Use()->LastFailure()); }
+  void Check() { RaiseIfError(Use()->CheckFailures()); }
   [[nodiscard]] std::string MetricsText() const {
     const InUse engine = Use();
     return Unlocked([&] { return engine->MetricsText(); });

@@ -164,7 +164,11 @@ def _metrics_file(name: str, value: Any) -> str:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("keep_last", "keep_every", "trace_events"), whole),
     **dict.fromkeys(
-        ("max_in_flight", "queue_depth", "worker_threads", "copy_streams", "file_mode", "directory_mode"), _small
+        (
+            *("max_in_flight", "queue_depth", "worker_threads", "copy_streams", "file_mode", "directory_mode"),
+            "stop_after_failures",
+        ),
+        _small,
     ),
     **dict.fromkeys(("full_timeout", "open_timeout", "stall_timeout", "close_timeout", "group_timeout"), seconds),
     **dict.fromkeys(("when_full", "io_queue", "nonfinite", "unfenced_writes"), text),

@@ -81,6 +81,10 @@ class Checkpointer:
       file_mode      permissions of new files, before the umask. 0o640 and 0o750 let another user of the group read
       directory_mode permissions of new folders
       trace_events   how many events to keep for `write_trace`; 0: none
+      stop_after_failures  after how many failed saves in a row `check` raises. 0: it raises the newest failure, whatever
+                     came after it
+      on_failure     a function that is called with (step, error) when a save has failed, on a thread of its own; not for
+                     those that were cancelled, skipped or replaced. What it is told counts as heard
       metrics_file   a file, "NAME.prom", for node_exporter's textfile collector, in a folder that exists: replaced at
                      each save's end and every 15 s, removed by `close`. In a group each rank has one, NAME-rank0.prom
       unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
@@ -137,6 +141,8 @@ class Checkpointer:
         file_mode: int = 0o644,
         directory_mode: int = 0o755,
         trace_events: int = 0,
+        stop_after_failures: int = 0,
+        on_failure: Callable[[int, Error], object] | None = None,
         metrics_file: str | os.PathLike[str] | None = None,
         unfenced_writes: str = "fail",
         group: Any = None,
@@ -560,9 +566,13 @@ class Checkpointer:
 
     def check(self) -> None:
         """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one. Call it
-        now and then while training goes on."""
+        now and then while training goes on.
+
+        With `stop_after_failures=N` it raises only while the newest N saves, or more, have all failed: the newest failure,
+        with their number. What it passes over counts as heard. In a group each rank counts; they may raise at different
+        steps."""
         self._engine.log_events()
-        self._engine.core.raise_last_failure()
+        self._engine.core.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for saves in flight, and ends within `timeout` seconds (default: close_timeout, or what is left of the

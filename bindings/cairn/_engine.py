@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _exit, _protect
-from ._arguments import checked, flag, one_of, seconds, step_number, stream_of
+from ._arguments import callback, checked, flag, one_of, seconds, step_number, stream_of
 from ._best import KeepBest, check_best, check_metrics, metric_values
-from ._errors import DeadlineExceeded, Error, InvalidArgument, Unsupported, text_of
+from ._errors import Cancelled, DeadlineExceeded, Error, InvalidArgument, Unsupported, text_of
 from ._held import Held, log_events, release_captured
 from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hints
 from ._ranks import replicas as replication
@@ -73,6 +73,7 @@ class Engine:
         self.compare_replicas = one_of("compare_replicas", options["compare_replicas"], ("first", "always", "never"))
         check_best(options["keep_best"], options["best_metric"], options["best_mode"])
         flag("exist_ok", options["exist_ok"])
+        self._on_failure = callback("on_failure", options["on_failure"])
         given = checked(options)
         self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
         self.group_timeout = given["group_timeout"]
@@ -182,7 +183,10 @@ class Engine:
                 raise
         if self.interval is not None:
             self.interval.saved()
-        return Save(core)
+        save = Save(core)
+        if self._on_failure is not None:
+            save.add_done_callback(partial(_tell_failure, self._on_failure))
+        return save
 
     def started(self) -> list[CoreSave]:
         """The saves in flight, oldest first."""
@@ -295,6 +299,15 @@ class Engine:
             return timeout
         self.core.end_step([])  # A step that has raised did not say that it has ended.
         return self._best.wait(timeout)
+
+
+def _tell_failure(on_failure: Callable[[int, Error], object], save: Save) -> None:
+    try:
+        save.result()
+    except Cancelled:
+        pass
+    except Error as error:
+        on_failure(save.step, error)
 
 
 def _give_back(opened: list[CoreCheckpointer]) -> None:

@@ -323,6 +323,11 @@ class Checkpointer {
 
   /// The newest failure of a save that was not cancelled, skipped or replaced. Ok if there was none.
   [[nodiscard]] Status LastFailure() const;
+  /// Why training should stop; Ok if it should go on. Call it before each save.
+  ///
+  /// With Options::stop_after_failures: once so many saves in a row have failed, the newest failure, with their number;
+  /// Ok again once a save is durable. Failures that it passes over count as heard. Without that option LastFailure().
+  [[nodiscard]] Status CheckFailures() const;
   [[nodiscard]] CheckpointerStats stats() const;
   /// This rank's metrics in Prometheus' text format (0.0.4), for a server of the program's: docs/monitoring.md says
   /// what each is. Reads memory only. Empty in a forked child.

@@ -100,6 +100,13 @@ Status Checkpointer::LastFailure() const {
   return impl_->engine == nullptr ? Status::Ok() : impl_->engine->NewestFailure();
 }
 
+Status Checkpointer::CheckFailures() const {
+  const int most = impl_->options.stop_after_failures;
+  if (most == 0) return LastFailure();
+  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
+  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->FailureAfter(static_cast<std::uint64_t>(most));
+}
+
 CheckpointerStats Checkpointer::stats() const {
   CheckpointerStats stats;
   if (!impl_->CheckProcess().ok()) return stats;

@@ -79,6 +79,7 @@ Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
   CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
+  CAIRN_RETURN_IF_ERROR(in_range("stop_after_failures", options.stop_after_failures, 0, 1'000'000));
   // Beyond this the clock might not have room for it.
   options.stall_timeout = std::clamp<std::chrono::nanoseconds>(options.stall_timeout, {}, std::chrono::hours(24 * 365));
   // Two: the disk has work while the next write is prepared.

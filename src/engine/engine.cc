@@ -386,6 +386,15 @@ Status Engine::NewestFailure() const {
   return failures_.Newest();
 }
 
+Status Engine::FailureAfter(std::uint64_t in_a_row) const {
+  MutexLock lock(mutex_);
+  const Status newest = failures_.Newest();
+  static_cast<void>(failures_.TakeUnheard());
+  if (in_a_row_ < in_a_row) return Status::Ok();
+  return Error(newest.code(), newest.detail(), "{} {} failed, the newest: {}", in_a_row_,
+               in_a_row_ == 1 ? "save has" : "saves in a row have", newest.message());
+}
+
 Status Engine::TakeUnheardFailure() const {
   MutexLock lock(mutex_);
   return failures_.TakeUnheard();

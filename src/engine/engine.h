@@ -61,6 +61,8 @@ class Engine {
   [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
   /// See Failures.
   [[nodiscard]] Status NewestFailure() const CAIRN_EXCLUDES(mutex_);
+  /// The same once so many saves in a row have failed, with their number; else Ok. All failures count as heard.
+  [[nodiscard]] Status FailureAfter(std::uint64_t in_a_row) const CAIRN_EXCLUDES(mutex_);
   /// Whether any save is in flight. Cheap: stats() reads what the kernel says of the pool.
   [[nodiscard]] bool HasSaves() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status TakeUnheardFailure() const CAIRN_EXCLUDES(mutex_);

@@ -19,6 +19,7 @@
 #include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
+#include "support/full_disk.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
 
@@ -98,6 +99,7 @@ TEST(Metrics, EachMovesWithWhatItCounts) {
   const auto plan = FaultPlan::Make();
   Options options = SmallOptions(dir / "run");
   options.keep_last = 1;
+  options.stop_after_failures = 2;
   options.on_event = warnings.Callback();
   auto checkpointer = OpenOrFail(options, Through(plan));
   ASSERT_NE(checkpointer, nullptr);
@@ -248,6 +250,39 @@ TEST(Metrics, TextEscapesWhatIsNoPlainLabel) {
   EXPECT_EQ(text.text(),
             "# HELP n What it is.\n# TYPE n gauge\nn{path=\"a\\\"b\\\\c\\nd\"} 1.5\n"
             "n{path=\"a\\\"b\\\\c\\nd\",of=\"x\"} 9223372036854775808\n");
+}
+
+// Policies on a disk that fails.
+
+TEST(FailurePolicy, TrainingStopsAfterSoManyFailuresInARow) {
+  const TempDir dir;
+  const auto disk = FullDisk::Make();
+  Wiring wiring;
+  wiring.wrap_queue = [disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
+  Options options = SmallOptions(dir / "run");
+  options.keep_last = 0;
+  options.recycle = false;
+  options.stop_after_failures = 2;
+  const auto checkpointer = OpenOrFail(options, wiring);
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+
+  disk->Limit({.blocks = 0});
+  EXPECT_EQ(SaveDurably(*checkpointer, 2).code(), StatusCode::kNoSpace);
+  EXPECT_EQ(checkpointer->CheckFailures(), Status::Ok()) << "one failure";
+  disk->Limit({});
+  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
+  EXPECT_EQ(checkpointer->stats().failures_in_a_row, 0U);
+  disk->Limit({.blocks = 0});
+  for (const std::uint64_t step : {4, 5}) EXPECT_EQ(SaveDurably(*checkpointer, step).code(), StatusCode::kNoSpace);
+
+  const Status stop = checkpointer->CheckFailures();
+  EXPECT_EQ(stop.code(), StatusCode::kNoSpace);
+  EXPECT_THAT(stop.message(), AllOf(StartsWith("2 saves in a row have failed, the newest: "), HasSubstr("shard-")));
+  disk->Limit({});
+  EXPECT_EQ(SaveDurably(*checkpointer, 6), Status::Ok());
+  EXPECT_EQ(checkpointer->CheckFailures(), Status::Ok());
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok()) << "what it passed over was heard";
 }
 
 }  // namespace
