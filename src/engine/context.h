@@ -26,6 +26,7 @@
 namespace cairn {
 
 class SaveLine;
+class ShardWriter;
 
 /// The parts of the engine. Pointers outlive it.
 struct EngineParts {
@@ -72,6 +73,8 @@ struct EngineContext {
   /// is retired.
   bool scanning = false;
   OnNotRecycled not_recycled;
+  /// Whether files are being removed, or may be once an older save than this writer's has ended.
+  std::function<bool(const ShardWriter& writer)> makes_room;
   /// Restores fill lanes too, and their ends do not wake the engine.
   const std::shared_ptr<const std::function<void()>> on_room =
       std::make_shared<const std::function<void()>>([inbox = inbox] { inbox->Wake(); });

@@ -27,6 +27,7 @@ Engine::Engine(EngineParts parts)
                                 }}) {
   context_.parts = std::move(parts);
   context_.line = std::make_shared<SaveLine>(context_);
+  context_.makes_room = [this](const ShardWriter& writer) { return MakesRoom(writer); };
   context_.not_recycled = [this](const std::string& why) {
     MutexLock lock(mutex_);
     not_recycled_ = why;
@@ -216,6 +217,16 @@ void Engine::Advance() {
     }
     depth = job->writes_of_younger(depth);
   }
+}
+
+bool Engine::MakesRoom(const ShardWriter& writer) const {
+  if (retention_.busy()) return true;
+  for (const auto& job : jobs_) {
+    if (job->writer() == &writer) return false;
+    // One that waits for its caller may wait for long. One that has ended is about to let retention begin.
+    if (job->writer() == nullptr || !job->writer()->release_by()) return true;
+  }
+  return false;
 }
 
 bool Engine::CopiesPaused() const {

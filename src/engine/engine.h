@@ -84,6 +84,7 @@ class Engine {
     return (removing_ || behind_ != 0) && disk_hangs_.ok() && !removal_hangs_;
   }
   [[nodiscard]] bool CopiesPaused() const;
+  [[nodiscard]] bool MakesRoom(const ShardWriter& writer) const;
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
   /// An ended save, for the metrics.
   void Count(const SaveTask& task, const Status& status, const SaveStats& stats);

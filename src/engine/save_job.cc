@@ -104,11 +104,13 @@ Deadline SaveJob::wakes_at() const {
   Deadline wake = coordination_->wakes_at();
   if (release_by && release_by->when() < wake.when()) wake = *release_by;
   if (!settled_ && settle_by_.when() < wake.when()) wake = settle_by_;
+  if (running() && writer_->room_at().when() < wake.when()) wake = writer_->room_at();
   return wake;
 }
 
 void SaveJob::PollRequests() {
   coordination_->OnTime();
+  if (running()) writer_->PollRoom();
   if (!settled_ && settle_by_.passed()) {
     settle_by_ = Deadline::Infinite();
     tells_failure_ = true;
@@ -230,8 +232,8 @@ void SaveJob::OnRemovalHangs(const Status& hangs) {
     coordination_->AnnounceOutcome(Status::Ok());
     return Settle(Status::Ok());
   }
-  // It waits for the sweep.
-  if (context_.scanning && coordination_->folder() == nullptr) OnDiskHangs(hangs);
+  // It waits for the sweep, or for room.
+  if ((context_.scanning && coordination_->folder() == nullptr) || writer_->awaits_room()) OnDiskHangs(hangs);
 }
 
 void SaveJob::SettleFailure() {

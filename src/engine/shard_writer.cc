@@ -9,6 +9,12 @@
 #include "store/names.h"
 
 namespace cairn {
+namespace {
+
+// How long another rank than the coordinator waits for room on a full disk.
+constexpr std::chrono::nanoseconds kOthersRoom = std::chrono::seconds(1);
+
+}  // namespace
 
 ShardWriter::ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks)
     : context_(context), task_(task), callbacks_(std::move(callbacks)) {}
@@ -83,9 +89,13 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                            .kept = KeptOrigin{.rank = rank, .step = task_.plan().step, .attempt = folder_->uuid()}},
                  .index_run = std::move(planned->kept_index_run)});
   }
+  MakeAttempt();
+}
+
+void ShardWriter::MakeAttempt() {
   AttemptSpec spec{.folder = folder_,
                    .step = task_.plan().step,
-                   .shard = rank,
+                   .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
                    .file_bytes = header_->data_begin() + task_.snapshot().shard_bytes(),
                    .kept = SpecOfKept(),
                    .pin = task_.plan().pin,
@@ -124,7 +134,24 @@ void ShardWriter::Begin() {
   attempt_->Begin(Later(&ShardWriter::OnBegun));
 }
 
+bool ShardWriter::TriesAgain() {
+  // Another rank does not know what rank 0 removes.
+  if (tries_again_ || (context_.parts.group->rank() == 0 && !context_.makes_room(*this))) return false;
+  tries_again_ = true;
+  ++context_.parts.metrics->retries;
+  makes_room_ = true;
+  MakeAttempt();
+  return stage_.MoveTo(Stage::kReady);
+}
+
+void ShardWriter::PollRoom() {
+  if (!makes_room_ || context_.makes_room(*this)) return;
+  makes_room_ = false;
+  room_at_ = Deadline::In(context_.parts.group->rank() == 0 ? std::chrono::nanoseconds(0) : kOthersRoom);
+}
+
 void ShardWriter::OnBegun(Status status) {
+  if (status.code() == StatusCode::kNoSpace && stage_ == Stage::kBeginning && TriesAgain()) return;
   if (Ends(status)) return;
   if (!stage_.MoveTo(Stage::kWriting)) return;
   callbacks_.begun();

@@ -42,6 +42,7 @@ enum class WriterStage : std::uint8_t {
 [[nodiscard]] constexpr bool Follows(WriterStage from, WriterStage to) {
   if (from == WriterStage::kStopped) return false;
   if (to == WriterStage::kStopped) return true;
+  if (to == WriterStage::kReady && from == WriterStage::kBeginning) return true;  // Once there is room.
   if (to == WriterStage::kSealing) return from == WriterStage::kWriting || from == WriterStage::kHeld;
   return to != WriterStage::kWaiting && static_cast<int>(to) == static_cast<int>(from) + 1;
 }
@@ -69,9 +70,15 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// Call it when the stream is laid out and the attempt has its name. `source` lives until Stop, or the end. `before`
   /// is what the snapshot's choice links or confirms.
   void MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source, std::shared_ptr<KeptFile> before);
-  [[nodiscard]] bool may_begin() const { return stage_ == WriterStage::kReady; }
-  /// Creates its file, or takes over a spare.
+  [[nodiscard]] bool may_begin() const { return stage_ == WriterStage::kReady && !awaits_room(); }
+  /// Creates its file, or takes over a spare. If the disk is full, it may begin once more when what is being removed,
+  /// and what older saves let go, has made room.
   void Begin();
+  [[nodiscard]] bool awaits_room() const { return tries_again_ && (makes_room_ || !room_at_.passed()); }
+  /// Looks whether it may begin once more. Call it before may_begin.
+  void PollRoom();
+  /// When to do so though nothing has happened.
+  [[nodiscard]] Deadline room_at() const { return awaits_room() && !makes_room_ ? room_at_ : Deadline::Infinite(); }
   /// Begin is in progress, even if the save has failed meanwhile.
   [[nodiscard]] bool begins() const { return attempt_ != nullptr && attempt_->beginning(); }
   /// Its file exists, and its kept file too.
@@ -132,6 +139,9 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
     std::string kept_index_run;
   };
   [[nodiscard]] std::optional<KeptSpec> SpecOfKept();
+  void MakeAttempt();
+  /// After its Begin has found no space. False if it has begun again before, or if nothing will make room.
+  [[nodiscard]] bool TriesAgain();
   void OnHeader(std::shared_ptr<Planned> planned);
   void OnBegun(Status status);
   void SetSums(const StreamSums& sums);
@@ -168,6 +178,10 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::vector<ManifestShard> shards_;
   std::vector<std::string> index_runs_;
   std::unique_ptr<Attempt> attempt_;
+  // There was no space for its file, and it begins once more: when nothing makes room any more, and not before this.
+  bool tries_again_ = false;
+  bool makes_room_ = false;
+  Deadline room_at_ = Deadline::Infinite();
   std::deque<std::shared_ptr<FilledChunk>> ready_;
   // Of this rank's tensors, once sealing begins; of all ranks', from Commit on.
   NonFinite nonfinite_ = NonFinite::kNone;

@@ -253,6 +253,14 @@ IoTask<Status> Attempt::MakeRoom() {
 }
 
 IoTask<Status> Attempt::BeginTask() {
+  Status begun = co_await MakeFiles();
+  if (begun.code() != StatusCode::kNoSpace) co_return begun;
+  static_cast<void>(co_await shard_.Remove());
+  if (kept_) static_cast<void>(co_await kept_->Remove());
+  co_return begun;
+}
+
+IoTask<Status> Attempt::MakeFiles() {
   CAIRN_CO_RETURN_IF_ERROR(co_await spare_.Claim(shard_.fd()));
   CAIRN_CO_RETURN_IF_ERROR(shard_.CheckSize());
   if (kept_) CAIRN_CO_RETURN_IF_ERROR(kept_->CheckSize());

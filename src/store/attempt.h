@@ -69,7 +69,8 @@ class Attempt {
 
   /// Step 1: checks the free space (NoSpace names what is needed and what is free; RLIMIT_FSIZE too), creates the shard
   /// file, with O_DIRECT if the filesystem supports it, or takes over a spare, whose space counts as free; then
-  /// allocates its blocks. Links the kept file, or creates and allocates it too.
+  /// allocates its blocks. Links the kept file, or creates and allocates it too. If this ends with NoSpace, no file of
+  /// it is left, and another attempt may begin in the folder.
   void Begin(StatusDone done);
   /// Step 2: writes memory at an offset of the file. Address, length and offset are 4096-aligned; the caller pads the
   /// tail. The aligned rest of a short write is resubmitted; any other error is final.
@@ -127,6 +128,7 @@ class Attempt {
   IoTask<Status> Explain(IoTask<Status> task);
 
   IoTask<Status> BeginTask();
+  IoTask<Status> MakeFiles();
   IoTask<Status> SealTask(Bytes header);
   IoTask<Status> CommitTask(Manifest manifest, std::vector<std::string> index_runs, bool replace, Bytes header);
   IoTask<Status> AbandonTask();
