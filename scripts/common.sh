@@ -89,7 +89,7 @@ pip_as_release() {
 
 # Tools that test and lint the Python package.
 python_tools=build/python/test-tools
-python_test_tools() { pip_beside $python_tools pytest pytest-xdist tqdm mypy ruff packaging typing-extensions fsspec PyYAML; }
+python_test_tools() { pip_beside $python_tools pytest pytest-xdist tqdm mypy ruff packaging typing-extensions fsspec PyYAML prometheus-client; }
 
 # Tools that draw the figures, and numpy, where torch has not brought it.
 figure_tools() {

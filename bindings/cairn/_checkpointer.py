@@ -87,6 +87,8 @@ class Checkpointer:
                      those that were cancelled, skipped or replaced. What it is told counts as heard
       metrics_file   a file, "NAME.prom", for node_exporter's textfile collector, in a folder that exists: replaced at
                      each save's end and every 15 s, removed by `close`. In a group each rank has one, NAME-rank0.prom
+      metrics_port   serve the same numbers to Prometheus at this port, with prometheus_client. In a group a rank adds its
+                     number on its node (LOCAL_RANK), or else its rank. 0: any free port. None: no port
       unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
                      Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
                      "ignore"
@@ -144,6 +146,7 @@ class Checkpointer:
         stop_after_failures: int = 0,
         on_failure: Callable[[int, Error], object] | None = None,
         metrics_file: str | os.PathLike[str] | None = None,
+        metrics_port: int | None = None,
         unfenced_writes: str = "fail",
         group: Any = None,
         group_timeout: float = 600.0,
@@ -173,6 +176,12 @@ class Checkpointer:
     def world(self) -> int:
         """How many ranks write a checkpoint together."""
         return self._engine.ranks.world
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port at which this rank serves its metrics; None without `metrics_port`."""
+        server = self._engine.metrics
+        return None if server is None else server.port
 
     # Saving
 

@@ -8,16 +8,18 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _exit, _protect
-from ._arguments import callback, checked, flag, one_of, seconds, step_number, stream_of
+from ._arguments import callback, checked, flag, one_of, seconds, step_number, stream_of, whole
 from ._best import KeepBest, check_best, check_metrics, metric_values
 from ._errors import Cancelled, DeadlineExceeded, Error, InvalidArgument, Unsupported, text_of
 from ._held import Held, log_events, release_captured
+from ._metrics import MetricsServer, port_of_rank
 from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hints
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
@@ -52,10 +54,12 @@ class Engine:
         with contextlib.suppress(InvalidArgument):
             timeout = seconds("group_timeout", options["group_timeout"])
         self.ranks = Ranks(group, root, timeout)
+        self.metrics: MetricsServer | None = None
         opened: list[CoreCheckpointer] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.ranks.close)
             undo.callback(_give_back, opened)
+            undo.callback(self._stop_metrics)
             given = self.ranks.together("open", partial(self._check, options))
             read_only = given["read_only"]
             if not read_only and self.ranks.rank == 0:
@@ -63,6 +67,9 @@ class Engine:
             open_core = partial(open_with_current_gpu, opened, root, given, self.ranks.core)
             self.core = self.ranks.together("open", partial(with_hints, open_core, alone=group is None))
             self._prepare(options, given)
+            if self.metrics is not None:
+                self.metrics.serve(self.core)
+                weakref.finalize(self, self.metrics.stop).atexit = False
             _exit.opened(self)
             undo.pop_all()
 
@@ -77,7 +84,14 @@ class Engine:
         given = checked(options)
         self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
         self.group_timeout = given["group_timeout"]
+        if options["metrics_port"] is not None:
+            port = whole("metrics_port", options["metrics_port"], 2**16)
+            self.metrics = MetricsServer(port_of_rank(port, self.ranks.rank, self.ranks.world))
         return given
+
+    def _stop_metrics(self) -> None:
+        if self.metrics is not None:
+            self.metrics.stop()
 
     def _prepare(self, options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         self.comparison = Comparison(self.compare_replicas if self.ranks.world > 1 else "never")
@@ -287,6 +301,7 @@ class Engine:
                     self._watching.join(_ENDING)
                 if self.stop is not None:
                     self.stop.end()
+                self._stop_metrics()
                 self.ranks.close(end)
                 _exit.open_engines.discard(self)
                 if self.core.released:

@@ -27,7 +27,7 @@ PAGES = [
     ROOT / "examples/README.md",
 ]
 # How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
-# test_recipes.py (recipes, SLURM and Kubernetes), in test_peers.py (networks), in tests/consumer (C++ and CMake) and in tests/trainer.
+# test_recipes.py (recipes, SLURM and Kubernetes), in test_metrics.py (monitoring), in test_peers.py (networks), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {
     ("CONTRIBUTING.md", "sh"): 1,
     ("README.md", "sh"): 1,
@@ -38,6 +38,8 @@ BLOCKS = {
     ("cpp.md", "cpp"): 4,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,
+    ("monitoring.md", "python"): 1,
+    ("monitoring.md", "yaml"): 1,
     ("operations.md", "sh"): 1,
     ("operations.md", "yaml"): 1,
     ("planning.md", "sh"): 4,
