@@ -33,11 +33,7 @@ Coordination::Callbacks SaveJob::CoordinationCallbacks() {
 }
 
 ShardWriter::Callbacks SaveJob::WriterCallbacks() {
-  return {.begun =
-              [this] {
-                TellCaptured();
-                SealIfWritten();
-              },
+  return {.begun = [this] { SealIfWritten(); },
           .sealed = [this] { OnSealed(); },
           .committed = [this](Status status) { OnCommitted(std::move(status)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
@@ -53,7 +49,6 @@ Capture::Callbacks SaveJob::CaptureCallbacks() {
           .failed = [this](Status status) { Fail(std::move(status)); },
           .captured =
               [this] {
-                captured_ = true;
                 TellCaptured();
                 SealIfWritten();
               },
@@ -90,8 +85,7 @@ void SaveJob::MakeHeaderIfNamed() {
 }
 
 void SaveJob::TellCaptured() {
-  if (!running() || !captured_ || (task_->snapshot().kept().linked && !writer_->has_begun())) return;
-  captured_ = false;
+  if (!running()) return;
   task_->MarkCaptured();
   context_.Notify({.kind = EventKind::kSaveCaptured,
                    .step = task_->plan().step,

@@ -89,7 +89,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] Capture::Callbacks CaptureCallbacks();
 
   void OnLaidOut();
-  /// The tensors may be overwritten: they are copied, and what is frozen is linked.
+  /// The tensors may be overwritten. What is frozen may not be linked yet: that needs a committed file, and no tensor.
   void TellCaptured();
   void MakeHeaderIfNamed();
   void SealIfWritten();
@@ -116,8 +116,6 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::shared_ptr<KeptFile> kept_;
   // A worker is reading the snapshot.
   bool laying_out_ = false;
-  // Every copy is made, but nobody was told.
-  bool captured_ = false;
   bool closing_ = false;
   bool settled_ = false;
   bool told_ = false;

@@ -81,8 +81,6 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   [[nodiscard]] Deadline room_at() const { return awaits_room() && !makes_room_ ? room_at_ : Deadline::Infinite(); }
   /// Begin is in progress, even if the save has failed meanwhile.
   [[nodiscard]] bool begins() const { return attempt_ != nullptr && attempt_->beginning(); }
-  /// Its file exists, and its kept file too.
-  [[nodiscard]] bool has_begun() const { return *stage_ >= WriterStage::kWriting && *stage_ != WriterStage::kStopped; }
   [[nodiscard]] bool has_file() const { return attempt_ != nullptr && attempt_->begun(); }
 
   void Add(std::shared_ptr<FilledChunk> chunk) { ready_.push_back(std::move(chunk)); }

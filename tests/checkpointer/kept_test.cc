@@ -360,21 +360,37 @@ TEST_F(Kept, AnotherErrorOfTheLinkFailsTheSaveAndNoOther) {
   ExpectWhole();
 }
 
-TEST_F(Kept, CapturedIsToldOnceItIsLinked) {
-  Open();
-  ASSERT_EQ(Save(1), Status::Ok());
-  const FaultGate gate = plan_->Hold({.op = IoOp::kLink});
-  const auto small = SmallState(2);
+// What it links or copies comes from a committed file, never from the tensors.
+TEST_F(Kept, CapturedWaitsForNoLinkAndNoName) {
+  const auto ranks = OpenRanks(2, SmallOptions(root()), [this](int) { return Through(plan_); });
+  ASSERT_EQ(ranks.size(), 2U);
+  FrozenTensor other(1);
+  other.Fill(kSeed);
+  const auto save = [&](std::uint64_t step, int rank, Tensors& small) {
+    FrozenTensor& frozen = rank == 0 ? frozen_ : other;
+    auto one = ranks[static_cast<std::size_t>(rank)]->Save(step, frozen.With(small.state()));
+    EXPECT_TRUE(one.ok()) << one.status();
+    return *std::move(one);
+  };
+  const auto zero = SmallState(1);
+  const auto one = SmallState(1, 1);
+  static_cast<void>(save(1, 0, *zero));
+  ASSERT_EQ(save(1, 1, *one).WaitDurable(Soon()), Status::Ok());
+  const FaultGate gate = plan_->Hold({.op = IoOp::kMkdir, .path = ".attempt-"});
+  plan_->Fail({.op = IoOp::kLink}, EPERM);
 
-  const auto save = checkpointer_->Save(2, frozen_.With(small->state()));
-  ASSERT_TRUE(save.ok()) << save.status();
+  const SaveHandle second = save(2, 1, *one);
+  ASSERT_EQ(second.WaitCaptured(Soon()), Status::Ok());
+  other.Fill(kSeed + 1);
+  const SaveHandle first = save(2, 0, *zero);
   ASSERT_TRUE(gate.WaitHeld(Soon()));
-  EXPECT_EQ(save->WaitCaptured(Deadline::In(std::chrono::milliseconds(100))).code(), StatusCode::kDeadlineExceeded);
+  ASSERT_EQ(first.WaitCaptured(Soon()), Status::Ok());
+  frozen_.Fill(kSeed + 1);
   gate.Release();
 
-  EXPECT_EQ(save->WaitCaptured(Soon()), Status::Ok());
-  EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
-  ExpectWhole();
+  ASSERT_EQ(first.WaitDurable(Soon()), Status::Ok());
+  ASSERT_EQ(second.WaitDurable(Soon()), Status::Ok());
+  ExpectFrozenIn(root(), kSeed, 2);
 }
 
 TEST_F(Kept, IsInWhatReplacesAPinnedStepAndInWhatIsPublished) {
