@@ -72,6 +72,7 @@ py::dict FromInfo(const CheckpointInfo& info) {
   fields["pinned"] = info.pinned;
   const bool finite = info.nonfinite == NonFinite::kNone;
   fields["nonfinite"] = finite ? py::object(py::none()) : py::object(py::str(NonFiniteName(info.nonfinite)));
+  fields["suspect"] = info.suspect;
   fields["path"] = info.path;
   fields["damage"] = info.status.ok() ? py::object(py::none()) : py::object(py::str(info.status.message()));
   return fields;

@@ -165,6 +165,11 @@ struct CheckpointInfo {
   bool pinned = false;
   /// Whether tensors held infinities or NaNs when they were saved. kNone also where nobody looked: Options::nonfinite.
   NonFinite nonfinite = NonFinite::kNone;
+  /// An earlier save has written what is frozen in it, or a part of that.
+  bool linked = false;
+  /// And a later save has found that this had changed, though nobody said so: what is frozen in it may be older than
+  /// its step. It verifies all the same.
+  bool suspect = false;
   std::string path;
   /// Corrupt where its manifest does not verify; the other fields are then empty but for step and path. Ok says nothing
   /// of the shards: they are looked at by who opens them.

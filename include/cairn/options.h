@@ -85,6 +85,7 @@ struct Options {
   /// its later saves fail, even if it continues.
   bool take_over = false;
   /// Committed checkpoints to keep, newest first by {line, step}. 0 keeps all.
+  /// The newest one that has written all that is frozen in it stays in any case: those behind it link that.
   std::uint64_t keep_last = 3;
   /// Also keep every step divisible by this. 0: none. Pinned checkpoints always stay.
   std::uint64_t keep_every = 0;

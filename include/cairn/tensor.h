@@ -90,7 +90,8 @@ struct TensorView {
   std::optional<TensorPart> part = std::nullopt;
   /// Nobody changes its bytes but a Restore of the Checkpointer that saves it, as long as name, memory and `version`
   /// stay the same. A save then takes it from the last checkpoint of this process and writes it only where there is
-  /// none: what is frozen costs neither time nor space. Say it of what training does not change.
+  /// none: what is frozen costs neither time nor space. Say it of what training does not change. Each 50th call of Save
+  /// writes it anew, and compares its checksums, if there are any (Options::checksums).
   bool frozen = false;
   /// Of a frozen tensor: another number says that its bytes may have changed after all, as torch's version counter
   /// does. It is then written again.

@@ -141,6 +141,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   if (!options.metrics_file.empty()) parts.on_ended = [this] { metrics_file->Update(); };
   parts.queue = make_queue;
   parts.group = group;
+  parts.frozen_every = wiring.frozen_every.value_or(kFrozenEvery);
   CAIRN_ASSIGN_OR_RETURN(engine, Engine::Start(std::move(parts)));
   if (grows) {
     CAIRN_ASSIGN_OR_RETURN(growth, PoolGrowth::Start(*pool, workers, ranks_of_node, options.on_event));

@@ -23,6 +23,8 @@ struct Wiring {
   std::function<IoQueueFactory(IoQueueFactory)> wrap_queue;
   /// Who has asked the other ranks already, gives the answer here. Otherwise Open asks them, if it must know it.
   std::optional<NodeRanks> node = std::nullopt;
+  /// See kFrozenEvery: tests do not want to wait so long.
+  std::optional<std::uint64_t> frozen_every = std::nullopt;
   /// The clock by which Options::steering times iterations.
   TimeSource now = Deadline::Clock::now;
 };

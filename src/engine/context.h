@@ -21,6 +21,7 @@
 #include "engine/staging.h"
 #include "io/watched_queue.h"
 #include "store/spare.h"
+#include "store/suspect.h"
 #include "store/writer.h"
 
 namespace cairn {
@@ -50,6 +51,7 @@ struct EngineParts {
   std::function<void()> on_ended;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;
+  std::uint64_t frozen_every = kFrozenEvery;
   /// The engine's thread touches the pool's pages while idle.
   bool touch_pool = false;
 };
@@ -66,6 +68,8 @@ struct EngineContext {
   /// What the next save may link; null if nothing. A restore drops it, also what a save before the restore has kept.
   std::shared_ptr<KeptFile> kept;
   std::uint64_t restores = 0;
+  /// What the next save marks before it is committed.
+  std::vector<SuspectSteps> suspects;
   /// An event has said that kept files are copied.
   bool told_copied = false;
   int writes_in_flight = 0;

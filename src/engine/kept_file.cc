@@ -36,9 +36,9 @@ std::uint64_t BytesOf(const TensorTable& table, const std::vector<bool>& entries
 
 }  // namespace
 
-KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool worn) {
+KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool anew) {
   if (before != nullptr && table == before->table) {
-    return {.holds = before->holds, .linked = !worn, .confirms = worn};
+    return {.holds = before->holds, .linked = !anew, .confirms = anew};
   }
   std::vector<bool> holds = Frozen(*table);
   bool same = true;
@@ -65,7 +65,25 @@ KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const Kep
   const auto held =
       before == nullptr ? 0 : static_cast<std::size_t>(std::count(before->holds.begin(), before->holds.end(), true));
   const bool unchanged = before != nullptr && same && found == held;
-  return {.holds = std::move(holds), .linked = !worn && unchanged, .confirms = worn && unchanged};
+  return {.holds = std::move(holds), .linked = !anew && unchanged, .confirms = anew && unchanged};
+}
+
+bool MayChangeFrozen(const TensorTable& table, const TensorTable& targets) {
+  if (!table.has_frozen()) return false;
+  std::vector<MemoryRange> written;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (!targets[i].is_alias() && targets[i].bytes() != 0) written.push_back(RangeOf(targets[i].layout));
+  }
+  std::ranges::sort(written, {}, &MemoryRange::begin);
+  // The farthest end of all up to each one.
+  for (std::size_t i = 1; i < written.size(); ++i) written[i].end = std::max(written[i].end, written[i - 1].end);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (!table[i].frozen || table[i].is_alias() || table[i].bytes() == 0) continue;
+    const MemoryRange frozen = RangeOf(table[i].layout);
+    const auto behind = std::ranges::lower_bound(written, frozen.end, {}, &MemoryRange::begin);
+    if (behind != written.begin() && std::prev(behind)->end > frozen.begin) return true;
+  }
+  return false;
 }
 
 }  // namespace cairn

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,13 +24,17 @@ struct KeptFile {
   std::string index_run;
   /// Its checksums; none if they are off.
   std::vector<std::uint32_t> sums;
+  /// The number of the save that wrote it.
+  std::uint64_t written = 0;
 
   // Changed as saves that link it are committed.
   /// Opened under its name in the newest of them, and the number of that save. NFS keeps names that are open.
   std::shared_ptr<const UniqueFd> fd;
   std::uint64_t sequence = 0;
-  /// How many have linked it.
-  std::uint64_t links = 0;
+  /// The steps of the saves that link it, committed or not.
+  std::set<std::uint64_t> steps;
+  /// A save has found that the tensors are no longer what it holds.
+  bool changed = false;
 };
 
 /// How a save treats its frozen tensors.
@@ -38,21 +43,22 @@ struct KeptChoice {
   std::vector<bool> holds;
   /// That is the file from before. Otherwise the save writes one.
   bool linked = false;
-  /// Only because the one from before has many links: both should hold the same bytes.
+  /// Only because it is time for that: both files should hold the same bytes.
   bool confirms = false;
 };
 
 /// A kept file is worth its own name from this size on.
 inline constexpr std::uint64_t kLeastKept = 1U << 20;
-/// After so many links the file is written anew: one inode is one medium's error for all steps.
-inline constexpr std::uint64_t kMostLinks = 49;
+/// Every so many calls of Save all is written anew, on all ranks at the same call: one inode is one medium's error for
+/// all steps, and what has changed unseen is found then.
+inline constexpr std::uint64_t kFrozenEvery = 50;
 
-/// Chooses what is kept of a table with frozen tensors. `before` may be null; `worn`: it has many links. Reads only
-/// what is constant of it.
+/// Chooses what is kept of a table with frozen tensors. `before` may be null; `anew`: it is not to be linked. Reads
+/// only what is constant of it.
 ///
 /// A frozen tensor has not changed if it has the same name, dtype, shape, part, memory and version as in `before`. One
 /// whose version alone differs is written with what changes from now on, as long as it stays frozen: others need not be
 /// written again for it. If names share memory, all are frozen, or none is.
-[[nodiscard]] KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool worn);
+[[nodiscard]] KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool anew);
 
 }  // namespace cairn

@@ -22,19 +22,21 @@ IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>
   });
 }
 
-/// Checks the shards of the newest checkpoints until `keep_last` are whole, and the newest one of the best kind
-/// (CheckpointInfo::nonfinite) is. Returns the first damage found.
+/// Checks the shards of the newest checkpoints until `keep_last` are whole, and the others are that ChooseRetired
+/// keeps. Returns the first damage found.
 Status CheckNewest(Ledger& ledger, std::uint64_t keep_last) {
   Status first;
   std::uint64_t whole = 0;
   NonFinite best = NonFinite::kNaN;
+  bool origin = false;
   for (const CheckpointInfo& info : ledger.NewestFirst()) {
-    if (whole >= keep_last && info.nonfinite >= best) continue;
+    if (whole >= keep_last && info.nonfinite >= best && (origin || info.linked)) continue;
     const Result<StoredCheckpoint> found = ReadCheckpointFolder(info.path);
     Status status = found.ok() ? CheckShardFiles(*found) : found.status();
     if (status.code() != StatusCode::kCorrupt) {
       ++whole;
       best = std::min(best, info.nonfinite);
+      origin = origin || !info.linked;
       continue;
     }
     ledger.FoundDamaged(info.step, info.attempt);

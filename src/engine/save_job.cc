@@ -61,12 +61,12 @@ void SaveJob::Start(Status given_up) {
   if (!given_up.ok()) return Fail(std::move(given_up));
   if (!context_.scanning) NameAttempt();
   laying_out_ = true;
-  kept_ = context_.kept;
-  const bool worn = kept_ != nullptr && kept_->links >= kMostLinks;
-  context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox, worn] {
+  if (context_.kept != nullptr && !context_.kept->changed) kept_ = context_.kept;
+  const bool anew = task_->plan().sequence % context_.parts.frozen_every == 0;
+  context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox, anew] {
     Snapshot& snapshot = self->task_->snapshot();
     const std::uint64_t chunk = self->context_.parts.pool->chunk_bytes();
-    snapshot.LayOut(chunk, snapshot.table().has_frozen() ? ChooseKept(snapshot.shared_table(), self->kept_.get(), worn)
+    snapshot.LayOut(chunk, snapshot.table().has_frozen() ? ChooseKept(snapshot.shared_table(), self->kept_.get(), anew)
                                                          : KeptChoice());
     inbox->Post([self] { self->OnLaidOut(); });
   });
@@ -240,7 +240,8 @@ void SaveJob::Settle(Status status) {
   settled_ = true;
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
-    if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite());
+    if (plan.admitted)
+      context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite(), writer_->linked());
     writer_->RememberKept();
     // Another rank cannot tell the coordinator's commit from the agreement before it.
     task_->Reach(context_.parts.ledger != nullptr ? SavePoint::kCommitted : SavePoint::kAgreed);

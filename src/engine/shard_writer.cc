@@ -49,6 +49,7 @@ void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource&
   folder_ = std::move(folder);
   if (task_.snapshot().kept().linked) {
     kept_ = std::move(before);
+    kept_->steps.insert(task_.plan().step);
   } else {
     confirmed_ = std::move(before);
   }
@@ -87,7 +88,8 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                  .shard = {.file = KeptName(rank, folder_->uuid()),
                            .length = kept_header_->data_begin() + snapshot.kept_bytes(),
                            .kept = KeptOrigin{.rank = rank, .step = task_.plan().step, .attempt = folder_->uuid()}},
-                 .index_run = std::move(planned->kept_index_run)});
+                 .index_run = std::move(planned->kept_index_run),
+                 .written = task_.plan().sequence});
   }
   MakeAttempt();
 }
@@ -210,6 +212,26 @@ void ShardWriter::SealIfWritten() {
   if (!task_.MarkCommitting()) return callbacks_.failed(task_.cancelled().value_or(task_.status()));
   if (!stage_.MoveTo(Stage::kSealing)) return;
   SetSums(*sums);
+  if (context_.suspects.empty()) return Seal();
+  // Before the commit: once this save is the newest, nothing else would tell.
+  RunTask(*context_.queue,
+          MarkSuspect(context_.parts.root, std::exchange(context_.suspects, {}), context_.parts.options.file_mode),
+          Later(&ShardWriter::OnMarked));
+}
+
+void ShardWriter::OnMarked(const Status& status) {
+  if (!status.ok()) {
+    context_.Notify({.severity = Severity::kWarning,
+                     .step = task_.plan().step,
+                     .status = status,
+                     .message = fmt::format("step {}: not all checkpoints whose frozen tensors have changed unseen "
+                                            "could be marked as suspect: {}",
+                                            task_.plan().step, status.message())});
+  }
+  if (!Ends(Status::Ok())) Seal();
+}
+
+void ShardWriter::Seal() {
   if (context_.parts.group->size() > 1) {
     return attempt_->Seal(std::as_bytes(std::span(header_->bytes())), Later(&ShardWriter::OnSealed));
   }
@@ -238,6 +260,7 @@ void ShardWriter::SetSums(const StreamSums& sums) {
 }
 
 void ShardWriter::BeginCommit() {
+  linked_ = HasLinked(shards_, folder_->uuid());
   context_.line_record.Ensure(*context_.queue, context_.parts.write_line, task_.plan().line,
                               Later(&ShardWriter::OnLineRecorded));
 }
@@ -277,10 +300,13 @@ void ShardWriter::Confirm() {
                    .step = task_.plan().step,
                    .message = fmt::format(
                        "step {}: \"{}\", or what lies behind it in {}, is frozen, but has changed since step {}: the "
-                       "checkpoints from step {} on that have {} hold it as it was then",
+                       "checkpoints behind that step that have {} hold it as it was then, and are marked as suspect",
                        task_.plan().step, snapshot.NameAt(snapshot.kept_begin() + block * kChecksumBlock),
-                       HumanBytes(kChecksumBlock), first, first, confirmed_->shard.file),
+                       HumanBytes(kChecksumBlock), first, confirmed_->shard.file),
                    .phase = "save"});
+  context_.suspects.push_back(
+      {.file = confirmed_->shard.file, .writer = confirmed_->shard.kept->attempt, .steps = confirmed_->steps});
+  confirmed_->changed = true;
 }
 
 std::optional<ManifestShard> ShardWriter::kept_shard() const {
@@ -291,13 +317,17 @@ std::optional<ManifestShard> ShardWriter::kept_shard() const {
 void ShardWriter::RememberKept() {
   if (kept_ == nullptr || restores_ != context_.restores) return;
   const std::uint64_t sequence = task_.plan().sequence;
-  kept_->links += kept_header_ ? 0 : 1;
+  if (kept_->changed) {
+    context_.suspects.push_back(
+        {.file = kept_->shard.file, .writer = kept_->shard.kept->attempt, .steps = {task_.plan().step}});
+  }
   // An older save may be committed after a younger one.
   if (sequence >= kept_->sequence) {
     kept_->fd = attempt_->kept_fd();
     kept_->sequence = sequence;
   }
-  if (context_.kept == nullptr || context_.kept->sequence < kept_->sequence) context_.kept = kept_;
+  // A save beside the one that wrote the newest file may have linked the one before.
+  if (context_.kept == nullptr || context_.kept->written < kept_->written) context_.kept = kept_;
 }
 
 Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {

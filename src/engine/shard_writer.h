@@ -105,6 +105,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
 
   /// What the checkpoint is marked with.
   [[nodiscard]] NonFinite nonfinite() const { return nonfinite_; }
+  /// See CheckpointInfo. From Commit on.
+  [[nodiscard]] bool linked() const { return linked_; }
 
   /// A commit in progress waits for no reader any more.
   void Hurry() {
@@ -145,8 +147,10 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void SetSums(const StreamSums& sums);
   /// The next save writes what is frozen anew.
   void ForgetDamagedKept();
-  /// Says if what is frozen has changed all the same.
+  /// Says if what is frozen has changed all the same, and since when.
   void Confirm();
+  void OnMarked(const Status& status);
+  void Seal();
   void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);
   void OnSealed(Status status);
   /// The commit, once the save's line is on the disk: at once, if the opening or an earlier save has put it there.
@@ -167,7 +171,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::shared_ptr<KeptFile> kept_;
   std::optional<ShardHeaderWriter> kept_header_;
   // What that one should be the same as, if anything.
-  std::shared_ptr<const KeptFile> confirmed_;
+  std::shared_ptr<KeptFile> confirmed_;
   // How many restores had begun.
   const std::uint64_t restores_ = context_.restores;
   // Only on the coordinator of several ranks.
@@ -183,6 +187,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::deque<std::shared_ptr<FilledChunk>> ready_;
   // Of this rank's tensors, once sealing begins; of all ranks', from Commit on.
   NonFinite nonfinite_ = NonFinite::kNone;
+  bool linked_ = false;
   // Stream bytes whose writes are complete.
   std::uint64_t written_ = 0;
   Deadline release_by_ = Deadline::Infinite();

@@ -393,6 +393,10 @@ NonFinite WorstOf(const std::vector<ManifestShard>& shards) {
   return worst;
 }
 
+bool HasLinked(const std::vector<ManifestShard>& shards, std::string_view attempt) {
+  return std::ranges::any_of(shards, [&](const auto& shard) { return shard.kept && shard.kept->attempt != attempt; });
+}
+
 namespace {
 
 // The array's elements and its end.

@@ -147,6 +147,13 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                     .message = fmt::format("restored {}: line {} of root {}, a copy", checkpoint.info.path,
                                            checkpoint.info.line, checkpoint.info.root)});
   }
+  if (checkpoint.info.suspect && parts.on_event) {
+    parts.on_event({.severity = Severity::kWarning,
+                    .step = checkpoint.info.step,
+                    .message = fmt::format("restored {}, which is suspect: a later save has found that what is frozen "
+                                           "had changed unseen, so it may be that of an earlier step",
+                                           checkpoint.info.path)});
+  }
   Restored restored{.step = checkpoint.manifest.step,
                     .line = checkpoint.manifest.line,
                     .attempt = checkpoint.manifest.attempt,

@@ -36,7 +36,9 @@
 // 3. Seal. Write the header last; truncate the padded tail; fsync the shard once, never retried; fsync the attempt's
 //    folder, and the folder that a spare was taken from: once the step is durable, no other name refers to the file.
 //    The fsyncs run in parallel, together with a check that the folder still holds this very file at its full length.
-//    A kept file that was linked needs no fsync of its own: the folder's makes its name durable.
+//    A kept file that was linked needs no fsync of its own: the folder's makes its name durable. A rank that has
+//    written one anew, and finds by its sums that what is frozen has changed unseen, first marks the checkpoints that
+//    link the one before, durably (suspect.h): once this step is the newest, nothing else tells.
 // 4. The ranks agree (see src/engine/coordination.h). Each sends the coordinator one message: prepared or failed. The
 //    coordinator announces the attempt, and then the outcome or the first failure. As each message arrives, the
 //    coordinator checks that rank's shard through its own descriptor of the folder (shard_check.cc): it must have the

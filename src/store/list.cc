@@ -22,6 +22,7 @@
 #include "store/late_name.h"
 #include "store/names.h"
 #include "store/paths.h"
+#include "store/suspect.h"
 #include "store/writer.h"
 
 namespace cairn {
@@ -112,6 +113,8 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   if (manifest.parent) info.parent = manifest.parent->step;
   info.world = manifest.world;
   info.nonfinite = WorstOf(manifest.shards);
+  info.linked = HasLinked(manifest.shards, manifest.attempt);
+  info.suspect = info.linked && IsSuspect(fd);
   // If the pin cannot be checked, it counts as set.
   info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
   info.path = folder.text();
@@ -327,13 +330,17 @@ std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> 
   std::ranges::copy_if(list, std::back_inserter(verified), [](const auto* c) { return c->status.ok(); });
   std::vector<std::uint64_t> retired;
   if (keep_last == 0 || verified.size() <= keep_last) return retired;
+  // The last one whose frozen tensors are surely those of its step, while all newer ones link what it has written.
+  const auto written = std::find_if(verified.rbegin(), verified.rend(), [](const auto* one) { return !one->linked; });
+  const CheckpointInfo* const origin = written == verified.rend() ? nullptr : *written;
   // Reversed, so that it is the newest of several.
   const CheckpointInfo* const best = *std::min_element(
       verified.rbegin(), verified.rend(), [](const auto* a, const auto* b) { return a->nonfinite < b->nonfinite; });
   verified.resize(verified.size() - keep_last);
   for (const CheckpointInfo* checkpoint : verified) {
     const bool milestone = keep_every != 0 && checkpoint->step % keep_every == 0;
-    if (!checkpoint->pinned && !milestone && checkpoint != best) retired.push_back(checkpoint->step);
+    if (!checkpoint->pinned && !milestone && checkpoint != best && checkpoint != origin)
+      retired.push_back(checkpoint->step);
   }
   return retired;
 }

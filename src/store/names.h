@@ -13,6 +13,8 @@ inline constexpr std::string_view kLockName = ".lock";
 inline constexpr std::string_view kWriterName = ".writer";
 /// In a checkpoint's folder: a file that keeps it from retention.
 inline constexpr std::string_view kPinName = "pinned";
+/// In a checkpoint's folder: see store/suspect.h.
+inline constexpr std::string_view kSuspectName = "suspect";
 
 /// "step-00000000000000001000".
 [[nodiscard]] std::string StepName(std::uint64_t step);

@@ -119,6 +119,7 @@ std::string Note(const CheckpointInfo& info, std::uint64_t shared) {
   if (!info.status.ok()) return Coloured(Printable(info.status.ToString()), Colour::kRed);
   std::vector<std::string> notes;
   if (info.nonfinite != NonFinite::kNone) notes.push_back(MarkText(info.nonfinite));
+  if (info.suspect) notes.emplace_back("suspect");
   if (info.pinned) notes.emplace_back(FindPin(info.path) == PinOwner::kBest ? "pinned by keep_best" : "pinned");
   if (info.copy) notes.push_back(LineText(info));
   if (shared != 0) notes.push_back(fmt::format("and {} shared with steps above", HumanBytes(shared)));

@@ -151,6 +151,7 @@ json ToJson(const CheckpointInfo& info) {
   out["pinned"] = info.pinned;
   const bool finite = info.nonfinite == NonFinite::kNone;
   out["nonfinite"] = finite ? json(nullptr) : json(NonFiniteName(info.nonfinite));
+  out["suspect"] = info.suspect;
   return out;
 }
 

@@ -25,14 +25,16 @@ void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough
                        const std::vector<CheckpointInfo>& doomed) {
   std::uint64_t good = 0;
   NonFinite best = NonFinite::kNaN;
+  bool origin = false;
   for (auto newest = list.rbegin(); newest != list.rend(); ++newest) {
     CheckpointInfo& info = newest->info;
-    if (good >= enough && info.nonfinite >= best) continue;
+    if (good >= enough && info.nonfinite >= best && (origin || info.linked)) continue;
     if (!info.status.ok() || HasStep(doomed, info.step)) continue;
     info.status = CheckShardFiles(*newest);
     if (info.status.ok()) {
       ++good;
       best = std::min(best, info.nonfinite);
+      origin = origin || !info.linked;
     } else {
       PrintError("step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
     }

@@ -193,6 +193,12 @@ std::string Describe(const CheckpointInfo& info, const std::vector<ManifestShard
     text += fmt::format("{}: {}{}\n", MarkText(worst), Printable(first->file),
                         more == 0 ? "" : fmt::format(" and {}", Count(more, "other shard")));
   }
+  if (info.suspect) {
+    const auto linked = std::ranges::find_if(
+        shards, [&](const ManifestShard& one) { return one.kept && one.kept->attempt != info.attempt; });
+    text += fmt::format("suspect: what is frozen may be that of step {}: it was found later to have changed\n",
+                        linked->kept->step);
+  }
   if (info.parent) text += fmt::format("restored from step {}\n", *info.parent);
   return text;
 }

@@ -144,6 +144,26 @@ int RunKept(const std::string& root, const std::shared_ptr<FaultPlan>& plan, con
   return plan->Count({.op = IoOp::kLink}) >= 4 ? 0 : 7;
 }
 
+// The fourth save finds that what the second and third have linked had changed; the first and second are removed.
+int RunSuspects(const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
+  Options options = SmallOptions(root);
+  options.keep_last = 2;
+  options.on_event = SayDurable(say);
+  Wiring wiring = Through(plan);
+  wiring.frozen_every = 3;
+  const auto checkpointer = Checkpointer::Open(options, wiring);
+  if (!checkpointer.ok()) return 2;
+  FrozenTensor frozen;
+  frozen.Fill(kFrozenSeed);
+  for (std::uint64_t step = 11; step <= 14; ++step) {
+    if (step == 14) frozen.Fill(kFrozenSeed + 1);
+    const auto small = SmallState(step);
+    const auto one = (*checkpointer)->Save(step, frozen.With(small->state()));
+    if (!one.ok() || !one->WaitDurable(Soon()).ok() || !(*checkpointer)->Drain(Soon()).ok()) return 3;
+  }
+  return 0;
+}
+
 std::optional<std::uint64_t> NewestAcknowledged(const std::vector<std::string>& lines) {
   std::optional<std::uint64_t> newest;
   for (const std::string& line : lines) {
@@ -228,6 +248,13 @@ TEST(Crash, LosesNothingAtAnyOperationOfSavesWithFrozenTensors) {
   const std::uint64_t operations =
       KillAtEach(RunKept, dir.path(), 1, {}, {}, [](const std::string& root) { ExpectFrozenIn(root, kFrozenSeed); });
   EXPECT_GT(operations, 100U);
+}
+
+TEST(Crash, NoSuspectCheckpointIsUnmarkedOnceTheSaveThatFoundItIsThere) {
+  const TempDir dir;
+  const std::uint64_t operations =
+      KillAtEach(RunSuspects, dir.path(), 1, {}, {}, [](const std::string& root) { ExpectSuspectsIn(root, 11, 14); });
+  EXPECT_GT(operations, 80U);
 }
 
 // The first save, into a root whose parents must be made too.

@@ -13,6 +13,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,19 @@ class Kept : public testing::Test {
       MutexLock lock(mutex_);
       if (event.message.find("frozen") != std::string::npos) warnings_.push_back(event.message);
     };
-    checkpointer_ = OpenOrFail(options, Through(plan_));
+    Wiring wiring = Through(plan_);
+    wiring.frozen_every = frozen_every_;
+    checkpointer_ = OpenOrFail(options, wiring);
     ASSERT_NE(checkpointer_, nullptr);
+  }
+  [[nodiscard]] std::vector<std::uint64_t> Suspects() {
+    std::vector<std::uint64_t> steps;
+    const auto list = checkpointer_->List();
+    EXPECT_TRUE(list.ok()) << list.status();
+    for (const CheckpointInfo& info : list.ok() ? *list : std::vector<CheckpointInfo>()) {
+      if (info.suspect) steps.push_back(info.step);
+    }
+    return steps;
   }
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
   [[nodiscard]] std::string Folder(std::uint64_t step) const { return fmt::format("{}/step-{:020}", root(), step); }
@@ -99,6 +111,7 @@ class Kept : public testing::Test {
 
   const TempDir dir_;
   const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::optional<std::uint64_t> frozen_every_;
   FrozenTensor frozen_;
   std::uint64_t written_ = 0;
   Mutex mutex_;
@@ -165,8 +178,8 @@ TEST_F(Kept, SurvivesRetentionAndIsNoSpare) {
 
   for (std::uint64_t step = 1; step <= 5; ++step) ASSERT_EQ(Save(step), Status::Ok());
 
-  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(5));
-  EXPECT_EQ(std::filesystem::hard_link_count(KeptPath(5)), 1U);
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 5)) << "the first has surely what its step had";
+  EXPECT_EQ(std::filesystem::hard_link_count(KeptPath(5)), 2U);
   EXPECT_EQ(KeptOf(5).front().kept->step, 1U);
   ExpectWhole();
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root())) {
@@ -175,7 +188,7 @@ TEST_F(Kept, SurvivesRetentionAndIsNoSpare) {
   }
   const CheckpointerStats stats = checkpointer_->stats();
   if (stats.not_recycled_reason.empty()) {
-    EXPECT_EQ(stats.shards_recycled, 3U);
+    EXPECT_EQ(stats.shards_recycled, 2U);
   }
 }
 
@@ -417,24 +430,100 @@ TEST_F(Kept, IsInWhatReplacesAPinnedStepAndInWhatIsPublished) {
   ExpectWhole();
 }
 
-// And a change that nobody said is found then.
-TEST_F(Kept, IsWrittenAnewAfterManyLinks) {
-  Open(1);
-  const auto save = [&](std::uint64_t step) {
-    const auto small = SmallState(1);
-    const auto one = checkpointer_->Save(step, frozen_.With(small->state()));
-    ASSERT_TRUE(one.ok() && one->WaitDurable(Soon()).ok());
-  };
+// And a change that nobody said is found then, and those that may lack it are marked.
+TEST_F(Kept, IsWrittenAnewEverySoOften) {
+  frozen_every_ = 4;
+  Open(3);
+  for (std::uint64_t step = 1; step <= 4; ++step) ASSERT_EQ(Save(step), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 2, 3, 4));
+  EXPECT_TRUE(Linked(1, 4));
 
-  for (std::uint64_t step = 1; step <= kMostLinks + 1; ++step) save(step);
-  EXPECT_EQ(KeptOf(kMostLinks + 1).front().kept->step, 1U);
   frozen_.Fill(kSeed + 1);
-  save(kMostLinks + 2);
+  ASSERT_EQ(Save(5), Status::Ok());
 
-  EXPECT_EQ(KeptOf(kMostLinks + 2).front().kept->step, kMostLinks + 2);
-  EXPECT_THAT(warnings(), ElementsAre(HasSubstr("step 51: \"rank0.frozen\", or what lies behind it")));
-  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+  EXPECT_EQ(KeptOf(5).front().kept->step, 5U);
+  EXPECT_THAT(warnings(), ElementsAre(HasSubstr("step 5: \"rank0.frozen\", or what lies behind it")));
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(3, 4, 5)) << "the first is no longer needed";
+  EXPECT_THAT(Suspects(), ElementsAre(3, 4));
+  EXPECT_EQ(checkpointer_->Verify(Step(4)), Status::Ok());
+  EXPECT_TRUE(ReadAlone(*checkpointer_, Step(4), SmallState(0)->state(), {.resume = false}).ok());
+  EXPECT_THAT(warnings(), testing::Contains(HasSubstr("which is suspect")));
+  for (std::uint64_t step = 6; step <= 9; ++step) ASSERT_EQ(Save(step), Status::Ok());
+  EXPECT_TRUE(Linked(8, 7));
+  EXPECT_EQ(KeptOf(9).front().kept->step, 9U);
+  EXPECT_THAT(Suspects(), IsEmpty());
   ExpectFrozen(*checkpointer_, kSeed + 1);
+}
+
+TEST_F(Kept, WhatIsKnownToHaveChangedIsLinkedNoMore) {
+  frozen_every_ = 3;
+  Open();
+  for (std::uint64_t step = 1; step <= 3; ++step) ASSERT_EQ(Save(step), Status::Ok());
+  frozen_.Fill(kSeed + 1);
+  const auto four = SmallState(4);
+  const auto five = SmallState(5);
+  const FaultGate gate = plan_->Hold({.op = IoOp::kRename, .path = "step-", .nth = 1});
+
+  const auto finds = checkpointer_->Save(4, frozen_.With(four->state()));
+  ASSERT_TRUE(finds.ok() && gate.WaitHeld(Soon()));
+  const auto next = checkpointer_->Save(5, frozen_.With(five->state()));
+  ASSERT_TRUE(next.ok() && next->WaitCaptured(Soon()).ok());
+  gate.Release();
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+
+  EXPECT_EQ(KeptOf(5).front().kept->step, 5U) << "step 4 was not committed";
+  EXPECT_THAT(Suspects(), ElementsAre(2, 3));
+}
+
+TEST_F(Kept, ASaveBesideTheOneThatFindsAChangeIsMarkedByTheNext) {
+  frozen_every_ = 3;
+  Open();
+  for (std::uint64_t step = 1; step <= 3; ++step) ASSERT_EQ(Save(step), Status::Ok());
+  frozen_.Fill(kSeed + 1);
+  const auto four = SmallState(4);
+  const auto five = SmallState(5);
+  const FaultGate write = plan_->Hold({.op = IoOp::kWrite, .path = "/kept-", .nth = 1});
+  const FaultGate link = plan_->Hold({.op = IoOp::kLink, .nth = 1});
+
+  const auto finds = checkpointer_->Save(4, frozen_.With(four->state()));
+  ASSERT_TRUE(finds.ok() && write.WaitHeld(Soon()));
+  const auto beside = checkpointer_->Save(5, frozen_.With(five->state()));
+  ASSERT_TRUE(beside.ok() && link.WaitHeld(Soon()));
+  link.Release();
+  write.Release();
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+  EXPECT_TRUE(Linked(1, 5));
+  ASSERT_EQ(Save(6), Status::Ok());
+
+  EXPECT_TRUE(Linked(4, 6));
+  EXPECT_THAT(Suspects(), ElementsAre(2, 3, 5));
+}
+
+TEST_F(Kept, IsNotSuspectWhereItWasWritten) {
+  frozen_every_ = 3;
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  plan_->Fail({.op = IoOp::kRename, .path = "step-", .nth = 1}, EIO);
+  ASSERT_FALSE(Save(1, {.if_exists = IfExists::kReplace}).ok()) << "it would have linked the file";
+  ASSERT_EQ(Save(2), Status::Ok());
+  frozen_.Fill(kSeed + 1);
+
+  ASSERT_EQ(Save(3), Status::Ok());
+
+  EXPECT_THAT(Suspects(), ElementsAre(2));
+}
+
+TEST_F(Kept, WhoseMarksCannotBeMadeAreReported) {
+  frozen_every_ = 2;
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  ASSERT_EQ(Save(2), Status::Ok());
+  frozen_.Fill(kSeed + 1);
+  plan_->Fail({.op = IoOp::kOpen, .path = "/suspect"}, EROFS);
+
+  ASSERT_EQ(Save(3), Status::Ok());
+
+  EXPECT_THAT(warnings(), testing::Contains(HasSubstr("could be marked as suspect")));
 }
 
 TEST_F(Kept, EachFileHasItsOwnMark) {
@@ -512,7 +601,7 @@ TEST_F(Kept, OfEachRank) {
   EXPECT_EQ(KeptOf(3)[0].kept, (KeptOrigin{0, 1, KeptOf(3)[0].kept->attempt}));
   EXPECT_EQ(KeptOf(3)[1].kept->rank, 2U);
   for (const ManifestShard& kept : KeptOf(3)) {
-    EXPECT_EQ(std::filesystem::hard_link_count(Folder(3) + "/" + kept.file), 2U);
+    EXPECT_EQ(std::filesystem::hard_link_count(Folder(3) + "/" + kept.file), 3U);
   }
   EXPECT_TRUE(ReadManifest(Folder(3)).index.has_value());
   EXPECT_EQ(ranks[0]->Verify(Step(3)), Status::Ok());

@@ -86,6 +86,8 @@ class PowerCutTest : public Test {
   std::shared_ptr<Recording> recording_;
   // Of what is frozen in each checkpoint.
   std::optional<std::uint64_t> frozen_seed_;
+  // The save that finds that it has changed since step 1.
+  std::optional<std::uint64_t> finds_;
   Mutex mutex_;
   std::uint64_t variant_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::vector<Acknowledged> acknowledged_ CAIRN_GUARDED_BY(mutex_);
@@ -117,6 +119,7 @@ class PowerCutTest : public Test {
       if (!steps.empty()) ExpectLinesRecorded(options.root, *reader, /*writer=*/false);
       for (const std::uint64_t step : steps) ExpectBits(*reader, step, ranks, variants);
       if (frozen_seed_) ExpectFrozen(*reader, *frozen_seed_);
+      if (finds_) ExpectSuspectsIn(options.root, 1, *finds_);
     } else {
       EXPECT_FALSE(newest.has_value()) << "step " << newest.value_or(0) << " was acknowledged";
     }
@@ -213,6 +216,31 @@ TEST_F(PowerCutTest, KeepsAcknowledgedSavesWithFrozenTensors) {
     save(4);
     save(4, {.if_exists = IfExists::kReplace});
     EXPECT_EQ(plan->Count({.op = IoOp::kLink}), 4U);
+  }
+
+  ExpectAcknowledgedAfterEachCut(1, true);
+}
+
+// A save that finds that what is frozen has changed unseen; the checkpoint that was surely right goes for it.
+TEST_F(PowerCutTest, NoSuspectCheckpointIsUnmarkedOnceTheSaveThatFoundItIsThere) {
+  recording_ = Recording::Make(disk());
+  finds_ = 4;
+  {
+    Options options = RecordedOptions();
+    options.keep_last = 2;
+    Wiring wiring = Recorded();
+    wiring.frozen_every = 3;
+    const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options, wiring);
+    ASSERT_NE(checkpointer, nullptr);
+    FrozenTensor frozen;
+    for (std::uint64_t step = 1; step <= 4; ++step) {
+      frozen.Fill(step / 4);
+      const auto small = SmallState(step);
+      const auto one = checkpointer->Save(step, frozen.With(small->state()));
+      ASSERT_TRUE(one.ok() && one->WaitDurable(Soon()).ok());
+      ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+    }
+    EXPECT_THAT(ListedSteps(*checkpointer), testing::ElementsAre(3, 4));
   }
 
   ExpectAcknowledgedAfterEachCut(1, true);

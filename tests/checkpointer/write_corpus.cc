@@ -82,9 +82,23 @@ void WriteOne(const std::string& root, CorpusState state, std::uint64_t step, bo
   Require(Start(*checkpointer, state, step).WaitDurable());
 }
 
-/// The writer's lock is not part of a checkpoint.
+/// Step 2 links what step 1 has written.
+void WriteKept(const std::string& root) {
+  const auto checkpointer = Open(root);
+  CorpusState frozen = CorpusFrozen();
+  frozen.Fill(1);
+  for (const std::uint64_t step : {1U, 2U}) {
+    CorpusState state = CorpusUnchecked();
+    frozen.FreezeIn(state.state());
+    Require(Start(*checkpointer, state, step).WaitDurable());
+  }
+}
+
+/// The writer's lock and record are not part of a checkpoint.
 void RemoveLocks(const std::string& folder) {
-  for (const auto& root : std::filesystem::directory_iterator(folder)) std::filesystem::remove(root.path() / ".lock");
+  for (const auto& root : std::filesystem::directory_iterator(folder)) {
+    for (const char* const name : {".lock", ".writer"}) std::filesystem::remove(root.path() / name);
+  }
 }
 
 void Write(const std::string& folder) {

@@ -28,5 +28,7 @@ void FillSums(std::string& json, const std::vector<std::uint32_t>& sums);
 
 /// Sets the manifest's entry of the file `name`, if it is in the writer's spelling.
 void FillShard(std::string& manifest, std::string_view name, std::uint64_t length, std::uint32_t header_digest);
+/// The same of a kept file, whose entry has its rank first.
+void FillKept(std::string& manifest, std::string_view name, std::uint64_t length, std::uint32_t header_digest);
 
 }  // namespace cairn

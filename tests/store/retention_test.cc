@@ -56,6 +56,18 @@ TEST(Retention, KeepLastZeroKeepsAll) {
   EXPECT_THAT(Retired(list, 0, 7), IsEmpty());
 }
 
+TEST(Retention, KeepsTheNewestThatIsNotLinked) {
+  std::vector<CheckpointInfo> list = {Stored(10), Stored(20), Stored(30), Stored(40)};
+  list[2].linked = list[3].linked = true;
+
+  EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 30));
+  EXPECT_THAT(Retired(list, 2, 0), ElementsAre(10));
+  list[1].status = Status(StatusCode::kCorrupt, "flipped");
+  EXPECT_THAT(Retired(list, 1, 0), ElementsAre(30));
+  list[0].linked = true;
+  EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 30));
+}
+
 TEST(Retention, KeepsEveryKth) {
   const std::vector<CheckpointInfo> list = {Stored(0), Stored(50), Stored(100), Stored(150), Stored(200), Stored(250)};
 

@@ -9,6 +9,7 @@
 
 #include "api/checkpointer_impl.h"
 #include "base/status_macros.h"
+#include "store/list.h"
 #include "store/writer.h"
 #include "testing/local_group.h"
 
@@ -111,6 +112,19 @@ void ExpectFrozenIn(const std::string& root, std::uint64_t seed, int ranks) {
   const std::unique_ptr<Checkpointer> reader = OpenOrFail(options);
   if (reader == nullptr) return;
   for (int rank = 0; rank < ranks; ++rank) ExpectFrozen(*reader, seed, rank);
+}
+
+void ExpectSuspectsIn(const std::string& root, std::uint64_t origin, std::uint64_t found) {
+  const Result<std::vector<CheckpointInfo>> list = ListInfos(root);
+  if (!list.ok() || list->empty()) return;
+  const bool there = list->back().step >= found;
+  for (const CheckpointInfo& info : *list) {
+    if (info.step == origin || info.step >= found) {
+      EXPECT_FALSE(info.suspect) << "step " << info.step;
+    } else if (there) {
+      EXPECT_TRUE(info.suspect) << "step " << info.step;
+    }
+  }
 }
 
 Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options, std::uint64_t variant) {

@@ -52,6 +52,8 @@ class FrozenTensor {
 void ExpectFrozen(Checkpointer& reader, std::uint64_t seed, int rank = 0);
 /// The same of a root.
 void ExpectFrozenIn(const std::string& root, std::uint64_t seed, int ranks = 1);
+/// If step `found` is in the root, those before it are marked as suspect, but for `origin`, which never is.
+void ExpectSuspectsIn(const std::string& root, std::uint64_t origin, std::uint64_t found);
 
 /// Saves SmallState(step) and waits until it is durable.
 Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options = {},

@@ -74,10 +74,12 @@ TEST_F(ToolsTest, KeptFilesAreReadAsShardsAndCountedOnce) {
   const std::string name = "/" + KeptName(0, "first");
   std::filesystem::remove(StepFolder(4000) + name);
   std::filesystem::create_hard_link(StepFolder(3000) + name, StepFolder(4000) + name);
+  std::ofstream(StepFolder(4000) + "/suspect").close();
 
   const json list = Run({"ls", root_, "--json"}).parsed();
   const Ran text = Run({"ls", root_});
   const json shown = Run({"show", StepFolder(4000), "--json"}).parsed();
+  const Ran described = Run({"show", StepFolder(4000)});
   const Ran same = Run({"diff", StepFolder(3000), StepFolder(4000)});
   const Ran verified = Run({"verify", root_});
   const Ran exported = Run({"export", StepFolder(4000), "--out", directory_ / "all.safetensors"});
@@ -85,7 +87,10 @@ TEST_F(ToolsTest, KeptFilesAreReadAsShardsAndCountedOnce) {
   EXPECT_EQ(list[2]["bytes"], list[3]["bytes"]);
   EXPECT_FALSE(list[2].contains("shared_bytes"));
   EXPECT_EQ(list[3]["shared_bytes"], std::filesystem::file_size(StepFolder(3000) + name));
-  EXPECT_THAT(text.out, HasSubstr("and 1.9 MiB shared with steps above"));
+  EXPECT_THAT(text.out, HasSubstr("suspect, and 1.9 MiB shared with steps above"));
+  EXPECT_EQ(list[2]["suspect"], false);
+  EXPECT_EQ(list[3]["suspect"], true);
+  EXPECT_THAT(described.out, HasSubstr("suspect: what is frozen may be that of step 3000"));
   EXPECT_EQ(shown["tensors"].size(), 2U);
   EXPECT_EQ(shown["tensors"][0]["file"], name.substr(1));
   EXPECT_EQ(shown["values"].size(), 1U);
