@@ -39,14 +39,19 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
 Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const RestoreCall& call) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   const Status readable = CheckReadable(selector);
-  if (engine != nullptr) engine->ForgetKept();
+  RestoreCall noted = call;
+  noted.plan = [&](const CheckpointInfo& chosen) {
+    Result<ReadPlan> plan = call.plan(chosen);
+    if (plan.ok() && engine != nullptr) engine->ForgetKept(plan->state.table());
+    return plan;
+  };
   const RestoreParts parts = MakeRestoreParts();
   SoloGroup solo;
   std::atomic<std::uint64_t> own_round = 0;  // The group's are counted alike on every rank.
   Result<Restored> now = RestoreTogether({.parts = parts,
                                           .root = root_path,
                                           .selector = selector,
-                                          .call = call,
+                                          .call = noted,
                                           .group = call.alone ? solo : *group,
                                           .rank = group->rank(),
                                           .group_timeout = options.group_timeout,

@@ -65,9 +65,9 @@ struct EngineContext {
   std::unique_ptr<WatchedQueue> queue;
   std::shared_ptr<SaveLine> line;
   LineRecord line_record;
-  /// What the next save may link; null if nothing. A restore drops it, also what a save before the restore has kept.
+  /// What the next save may link; null if nothing. A restore into its tensors drops it, also what a save before the
+  /// restore will have kept.
   std::shared_ptr<KeptFile> kept;
-  std::uint64_t restores = 0;
   /// What the next save marks before it is committed.
   std::vector<SuspectSteps> suspects;
   /// An event has said that kept files are copied.

@@ -336,10 +336,10 @@ void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging
   });
 }
 
-void Engine::ForgetKept() {
-  context_.inbox->Post([this] {
-    context_.kept.reset();
-    ++context_.restores;
+void Engine::ForgetKept(std::shared_ptr<const TensorTable> targets) {
+  context_.inbox->Post([this, targets = std::move(targets)] {
+    if (context_.kept != nullptr && MayChangeFrozen(*context_.kept->table, *targets)) context_.kept.reset();
+    for (const auto& job : jobs_) job->ForgetKept(*targets);
   });
 }
 

@@ -51,9 +51,10 @@ class Engine {
   [[nodiscard]] Status DiskHangs() const CAIRN_EXCLUDES(mutex_);
   /// What WaitIdle waits for, in words: "2 saves (steps 3, 4)". With the operation that the disk does not answer.
   [[nodiscard]] std::string Busy() const CAIRN_EXCLUDES(mutex_);
+  /// A restore into `targets` begins. If it may change tensors that are frozen, saves submitted later write them again.
+  /// Safe from any thread.
+  void ForgetKept(std::shared_ptr<const TensorTable> targets);
   /// Saves that have not ended, oldest first.
-  /// A restore begins, which may change frozen tensors: saves submitted later write them again. Safe from any thread.
-  void ForgetKept();
   [[nodiscard]] std::vector<std::shared_ptr<SaveTask>> InFlight() const CAIRN_EXCLUDES(mutex_);
   /// Waits until fewer than `places` saves are in flight. False at the deadline.
   [[nodiscard]] bool WaitForPlace(int places, Deadline deadline) const CAIRN_EXCLUDES(mutex_);

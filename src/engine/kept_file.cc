@@ -1,6 +1,7 @@
 #include "engine/kept_file.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -32,6 +33,21 @@ std::uint64_t BytesOf(const TensorTable& table, const std::vector<bool>& entries
     if (entries[i] && !table[i].is_alias()) bytes += table[i].bytes();
   }
   return bytes;
+}
+
+struct MemoryRange {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+};
+
+MemoryRange RangeOf(const StridedLayout& layout) {
+  MemoryRange range{.begin = reinterpret_cast<std::uintptr_t>(layout.base)};
+  range.end = range.begin + layout.row_bytes;
+  for (const StridedLayout::Dimension& dimension : layout.outer) {
+    const std::int64_t reach = (dimension.size - 1) * dimension.stride;
+    (reach < 0 ? range.begin : range.end) += static_cast<std::uintptr_t>(reach);
+  }
+  return range;
 }
 
 }  // namespace

@@ -61,4 +61,8 @@ inline constexpr std::uint64_t kFrozenEvery = 50;
 /// written again for it. If names share memory, all are frozen, or none is.
 [[nodiscard]] KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool anew);
 
+/// Whether writing into `targets` may change frozen tensors of the table. Goes by the ranges of their memory, so
+/// tensors that interleave count too.
+[[nodiscard]] bool MayChangeFrozen(const TensorTable& table, const TensorTable& targets);
+
 }  // namespace cairn

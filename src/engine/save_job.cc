@@ -80,6 +80,10 @@ void SaveJob::OnLaidOut() {
   MakeHeaderIfNamed();
 }
 
+void SaveJob::ForgetKept(const TensorTable& targets) {
+  if (running() && MayChangeFrozen(task_->snapshot().table(), targets)) writer_->ForgetKept();
+}
+
 void SaveJob::MakeHeaderIfNamed() {
   if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder(), *capture_, kept_);
 }

@@ -74,6 +74,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void OnDiskHangs(const Status& hangs);
   /// What removes files hangs: settles it if that is what it waits for.
   void OnRemovalHangs(const Status& hangs);
+  /// A restore into `targets` begins: what this save keeps is not linked behind that if it may change there.
+  void ForgetKept(const TensorTable& targets);
   /// Handles SaveHandle::Cancel and Release, and deadlines for a release and for messages of other ranks.
   void PollRequests();
   /// When PollRequests must be called.

@@ -315,7 +315,7 @@ std::optional<ManifestShard> ShardWriter::kept_shard() const {
 }
 
 void ShardWriter::RememberKept() {
-  if (kept_ == nullptr || restores_ != context_.restores) return;
+  if (kept_ == nullptr || forgets_kept_) return;
   const std::uint64_t sequence = task_.plan().sequence;
   if (kept_->changed) {
     context_.suspects.push_back(

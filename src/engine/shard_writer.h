@@ -102,6 +102,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
 
   /// Committed: later saves may link its kept file.
   void RememberKept();
+  /// They may not, because its tensors may change before it is committed.
+  void ForgetKept() { forgets_kept_ = true; }
 
   /// What the checkpoint is marked with.
   [[nodiscard]] NonFinite nonfinite() const { return nonfinite_; }
@@ -172,8 +174,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::optional<ShardHeaderWriter> kept_header_;
   // What that one should be the same as, if anything.
   std::shared_ptr<KeptFile> confirmed_;
-  // How many restores had begun.
-  const std::uint64_t restores_ = context_.restores;
+  bool forgets_kept_ = false;
   // Only on the coordinator of several ranks.
   std::string index_run_;
   // What BeginCommit commits. With a rank alone no run.

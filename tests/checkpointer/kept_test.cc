@@ -229,8 +229,13 @@ TEST_F(Kept, IsWrittenAgainWhereItMayHaveChanged) {
   ASSERT_EQ(Save(3, other.With(SmallState(3)->state())), Status::Ok());
   EXPECT_TRUE(Linked(2, 3));
 
+  FrozenTensor elsewhere;
+  ASSERT_TRUE(checkpointer_->Restore(Step(1), elsewhere.With({})).ok());
+  ASSERT_EQ(Save(3, other.With(SmallState(3)->state()), {.if_exists = IfExists::kReplace}), Status::Ok());
+  EXPECT_TRUE(Linked(2, 3)) << "a restore into other memory";
+
   const auto into = SmallState(0);
-  ASSERT_TRUE(checkpointer_->Restore(Step(1), other.With(into->state())).ok());
+  ASSERT_TRUE(ReadAlone(*checkpointer_, Step(1), other.With(into->state()), {.resume = false}).ok());
   ASSERT_EQ(Save(4, other.With(SmallState(4)->state())), Status::Ok());
   EXPECT_FALSE(Linked(3, 4)) << "a restore";
 
@@ -252,6 +257,32 @@ TEST_F(Kept, IsWrittenAgainWhereItMayHaveChanged) {
   ASSERT_EQ(wanted.Add("added", {.data = read.data(), .dtype = DType::kF64, .shape = {1000}}), Status::Ok());
   ASSERT_TRUE(ReadAlone(*checkpointer_, Step(5), wanted, {.resume = false}).ok());
   EXPECT_EQ(read, added);
+}
+
+TEST(MayChangeFrozen, GoesByTheMemoryThatIsWritten) {
+  std::vector<float> memory(400);
+  const auto table_of = [](const TensorView& view) {
+    State state;
+    EXPECT_EQ(state.Add("one", view), Status::Ok());
+    return state.table();
+  };
+  const auto frozen = table_of({.data = &memory[100], .shape = {100}, .frozen = true});
+  const auto touches = [&](const TensorView& view) { return MayChangeFrozen(*frozen, *table_of(view)); };
+
+  EXPECT_FALSE(touches({.data = memory.data(), .shape = {100}}));
+  EXPECT_FALSE(touches({.data = &memory[200], .shape = {200}}));
+  EXPECT_TRUE(touches({.data = memory.data(), .shape = {101}}));
+  EXPECT_TRUE(touches({.data = &memory[199], .shape = {1}}));
+  EXPECT_TRUE(touches({.data = memory.data(), .shape = {2}, .strides = {150}}));
+  EXPECT_FALSE(touches({.data = memory.data(), .shape = {0}}));
+  const auto both = [&] {
+    State state;
+    EXPECT_EQ(state.Add("whole", {.data = memory.data(), .shape = {150}}), Status::Ok());
+    EXPECT_EQ(state.Add("first", {.data = &memory[10], .shape = {10}}), Status::Ok());
+    return state.table();
+  }();
+  EXPECT_TRUE(MayChangeFrozen(*frozen, *both)) << "the last that begins before it is not the farthest";
+  EXPECT_FALSE(MayChangeFrozen(*both, *both)) << "nothing is frozen";
 }
 
 TEST_F(Kept, OfASaveInFlightAtARestoreIsNotLinked) {
