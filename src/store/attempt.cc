@@ -237,9 +237,11 @@ void Attempt::Abandon(StatusDone done) {
 // Step 1
 
 Status Attempt::CheckRoom() const {
-  std::uint64_t needed = shard_.laid_out() - std::min(spare_.allocated(), shard_.laid_out());
-  if (kept_ && spec_.kept->linked == nullptr) needed += kept_->laid_out();
-  return CheckFreeSpace(root(), shard_.path().text(), needed, spec_.free_bytes);
+  const std::uint64_t needed = shard_.laid_out() - std::min(spare_.allocated(), shard_.laid_out());
+  const bool writes_kept = kept_ && spec_.kept->linked == nullptr;
+  const std::string what =
+      writes_kept ? fmt::format("{}, with {},", kept_->path(), ShardName(spec_.shard)) : shard_.path().text();
+  return CheckFreeSpace(root(), what, needed + (writes_kept ? kept_->laid_out() : 0), spec_.free_bytes);
 }
 
 IoTask<Status> Attempt::CheckRoomTask() {
@@ -289,7 +291,11 @@ IoTask<Status> Attempt::Allocate(AttemptFile& file) {
   IoResult laid_out = co_await file.Allocate();
   if (laid_out.ok() || laid_out.error == EOPNOTSUPP) co_return Status::Ok();
   // Other writers may have used the space since the first check.
-  if (laid_out.error == ENOSPC) CAIRN_CO_RETURN_IF_ERROR(co_await CheckRoomTask());
+  if (laid_out.error == ENOSPC) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root().text(), [this, &file] {
+      return &file == &shard_ ? CheckRoom() : CheckFreeSpace(root(), file.path().text(), file.laid_out());
+    }));
+  }
   co_return laid_out.status;
 }
 
@@ -322,9 +328,9 @@ IoTask<Status> Attempt::LinkKept(const UniqueFd& file) {
 
 // Opened anew for each attempt: NFS keeps the folder of a name that is open.
 IoTask<Status> Attempt::OpenKept() {
-  auto fd = std::make_shared<UniqueFd>();
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Open(kept_->path(), O_RDONLY | O_NOFOLLOW, *fd));
-  kept_fd_ = std::move(fd);
+  UniqueFd fd;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Open(kept_->path(), O_RDONLY | O_NOFOLLOW, fd));
+  kept_fd_ = HideFromChildren(std::move(fd));
   co_return Status::Ok();
 }
 

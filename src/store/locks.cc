@@ -14,9 +14,11 @@
 #include <cerrno>
 #include <cstddef>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <set>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -31,12 +33,13 @@ namespace cairn {
 
 namespace {
 
-/// The descriptors of locks that this process holds, for forked children to close. Global, because the fork handler is.
-class LockDescriptors {
+/// Descriptors of this process that forked children close: of its locks, and of files that shall not outlive it.
+/// Global, because the fork handler is.
+class OwnDescriptors {
  public:
-  static LockDescriptors& Get() {
-    static LockDescriptors* const list = [] {
-      auto* made = new LockDescriptors;  // Never freed: the process may fork at any time.
+  static OwnDescriptors& Get() {
+    static OwnDescriptors* const list = [] {
+      auto* made = new OwnDescriptors;  // Never freed: the process may fork at any time.
       ::pthread_atfork(BeforeFork, InParent, InChild);
       return made;
     }();
@@ -65,6 +68,16 @@ class LockDescriptors {
   void Leave(const UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     leaving_.push_back(fd.get());
+  }
+  /// Of a descriptor that a child may have all the same if it is forked just now.
+  void Add(const UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    fds_.push_back(fd.get());
+  }
+  /// False in a forked child, which has closed it.
+  [[nodiscard]] bool Remove(const UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return std::erase(fds_, fd.get()) != 0;
   }
   void Close(UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -125,15 +138,24 @@ std::optional<bool> LockedThroughAnother(const UniqueFd& fd) {
 
 }  // namespace
 
+std::shared_ptr<const UniqueFd> HideFromChildren(UniqueFd fd) {
+  OwnDescriptors::Get().Add(fd);
+  return std::shared_ptr<UniqueFd>(new UniqueFd(std::move(fd)), [](UniqueFd* hidden) {
+    if (!OwnDescriptors::Get().Remove(*hidden)) static_cast<void>(hidden->Release());
+    // Not under the lock: closing the last descriptor of a file that has no name any more may take long.
+    delete hidden;
+  });
+}
+
 Result<WriterLock> WriterLock::Open(const PathAt& path, int more_flags, unsigned file_mode) {
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, LockDescriptors::Get().Open(path, more_flags, file_mode));
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, OwnDescriptors::Get().Open(path, more_flags, file_mode));
   return WriterLock(std::move(fd));
 }
 
 WriterLock::~WriterLock() {
   if (!fd_.valid()) return;
   if (owner_ == ::getpid()) {
-    LockDescriptors::Get().Close(fd_);
+    OwnDescriptors::Get().Close(fd_);
   } else {
     static_cast<void>(fd_.Release());  // Closed by the fork handler.
   }
@@ -154,10 +176,10 @@ Result<std::optional<WriterLock>> WriterLock::TryTake(const PathAt& root, unsign
 }
 
 WriterLock::Here WriterLock::HeldHere(const PathAt& root) {
-  return LockDescriptors::Get().Find(JoinPath(root, kLockName));
+  return OwnDescriptors::Get().Find(JoinPath(root, kLockName));
 }
 
-void WriterLock::Leave() { LockDescriptors::Get().Leave(fd_); }
+void WriterLock::Leave() { OwnDescriptors::Get().Leave(fd_); }
 
 Result<WriterLock> WriterLock::Replace(const PathAt& root, unsigned file_mode) {
   const PathAt path = JoinPath(root, kLockName);

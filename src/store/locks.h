@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -99,6 +100,10 @@ class ReadLock {
   explicit ReadLock(Flock lock) : lock_(std::move(lock)) {}
   Flock lock_;
 };
+
+/// An open descriptor that forked children close at once: a data-loader worker would otherwise keep the blocks of a
+/// removed file for as long as it lives.
+[[nodiscard]] std::shared_ptr<const UniqueFd> HideFromChildren(UniqueFd fd);
 
 /// The processes that lock the file, from /proc/locks: "process 12", or a note that none is visible.
 [[nodiscard]] std::string DescribeHolders(const PathAt& file);

@@ -15,11 +15,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cairn/cairn.h"
 #include "engine/kept_file.h"
 #include "support/checkpoint_writer.h"
+#include "support/forked.h"
 #include "support/small_run.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
@@ -435,6 +437,26 @@ TEST_F(Kept, CapturedWaitsForNoLinkAndNoName) {
   ASSERT_EQ(first.WaitDurable(Soon()), Status::Ok());
   ASSERT_EQ(second.WaitDurable(Soon()), Status::Ok());
   ExpectFrozenIn(root(), kSeed, 2);
+}
+
+TEST_F(Kept, IsNotOpenInForkedChildren) {
+  const auto open_files = [] {
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const bool kept = std::filesystem::read_symlink(entry.path(), gone).filename().string().starts_with("kept-");
+      files += kept ? 1 : 0;
+    }
+    return files;
+  };
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  ASSERT_EQ(Save(2), Status::Ok());
+
+  Forked child([&](const Say&) { return open_files(); });
+
+  EXPECT_EQ(open_files(), 1);
+  EXPECT_EQ(child.Wait(Soon()).value, 0);
 }
 
 TEST_F(Kept, IsInWhatReplacesAPinnedStepAndInWhatIsPublished) {

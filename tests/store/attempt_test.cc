@@ -357,6 +357,13 @@ TEST_F(AttemptTest, SpaceIsCheckedBeforeTheFirstByte) {
   EXPECT_THAT(status.message(), HasSubstr("needs 1152921504606846976 bytes"));
   EXPECT_THAT(status.message(), HasSubstr("are free under " + root_.path()));
   EXPECT_THAT(Names(root_.path()), IsEmpty());
+
+  AttemptSpec spec = Spec();
+  spec.kept = KeptSpec{.name = "kept-00000-a.safetensors", .bytes = std::uint64_t{1} << 60};
+  const auto kept = std::make_unique<Attempt>(*queue_, spec);
+  const Status too_much = WaitFor(*queue_, [&](StatusDone done) { kept->Begin(std::move(done)); });
+  EXPECT_EQ(too_much.code(), StatusCode::kNoSpace);
+  EXPECT_THAT(too_much.message(), HasSubstr("/kept-00000-a.safetensors, with shard-00000.safetensors, needs"));
 }
 
 TEST_F(AttemptTest, ImpossibleFileSizesAreRejected) {
