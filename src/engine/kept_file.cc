@@ -77,7 +77,12 @@ KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const Kep
     if (before->holds[*there] && !holds[i]) same = false;
     found += holds[i] ? 1 : 0;
   }
-  if (BytesOf(*table, holds) < kLeastKept) return {};
+  if (BytesOf(*table, holds) < kLeastKept) {
+    // Too little is left to link, so nothing is lost by a file of all.
+    holds = Frozen(*table);
+    if (BytesOf(*table, holds) < kLeastKept) return {};
+    return {.holds = std::move(holds)};
+  }
   const auto held =
       before == nullptr ? 0 : static_cast<std::size_t>(std::count(before->holds.begin(), before->holds.end(), true));
   const bool unchanged = before != nullptr && same && found == held;

@@ -57,8 +57,9 @@ inline constexpr std::uint64_t kFrozenEvery = 50;
 /// only what is constant of it.
 ///
 /// A frozen tensor has not changed if it has the same name, dtype, shape, part, memory and version as in `before`. One
-/// whose version alone differs is written with what changes from now on, as long as it stays frozen: others need not be
-/// written again for it. If names share memory, all are frozen, or none is.
+/// whose version alone differs is written with what changes from now on, as long as it stays frozen and others stay
+/// linked: those need not be written again for it. If what stays is less than kLeastKept, a new file holds all. If
+/// names share memory, all are frozen, or none is.
 [[nodiscard]] KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool anew);
 
 /// Whether writing into `targets` may change frozen tensors of the table. Goes by the ranges of their memory, so

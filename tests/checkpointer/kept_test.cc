@@ -334,6 +334,13 @@ TEST_F(Kept, ATensorOfAnotherVersionIsWrittenWithWhatChanges) {
   EXPECT_FALSE(Linked(1, 2));
   EXPECT_TRUE(Linked(2, 4));
   EXPECT_LT(KeptOf(4).front().length, 2 * kFrozenBytes);
+
+  frozen_.version = 9;
+  ASSERT_EQ(save(5), Status::Ok());
+  ASSERT_EQ(save(6), Status::Ok());
+  EXPECT_FALSE(Linked(4, 5));
+  EXPECT_TRUE(Linked(5, 6));
+  EXPECT_GT(KeptOf(6).front().length, 2 * kFrozenBytes) << "nothing is left to link, so all begins anew";
   ExpectWhole();
 }
 
