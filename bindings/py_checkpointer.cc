@@ -107,6 +107,8 @@ void BindCheckpointer(py::module_& module) {
       .def("begin_step", &PyCheckpointer::BeginStep)
       .def_property_readonly("has_unchecked", &PyCheckpointer::HasUnchecked)
       .def("end_step", &PyCheckpointer::EndStep, "written"_a)
+      .def_property_readonly("has_frozen", &PyCheckpointer::HasFrozen)
+      .def("note_step", &PyCheckpointer::NoteStep, "groups"_a, "state"_a)
       .def("ignore_versions", &PyCheckpointer::IgnoreVersions)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
       .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "fall_back"_a, "wait"_a, "plan"_a, "progress"_a)

@@ -105,6 +105,11 @@ class PyCheckpointer : public OpenEngine {
     for (const std::shared_ptr<WatchedSave>& save : watcher()->pending()) save->NoteWritten(written, step);
     watcher()->EndStep();
   }
+  /// Whether a save has frozen tensors, which NoteStep then sees written: a step's parameter groups and state.
+  [[nodiscard]] bool HasFrozen() const { return torch_ != nullptr && !last_save_.frozen.empty(); }
+  void NoteStep(pybind11::handle groups, pybind11::handle state) {
+    if (HasFrozen()) TreeTensors::NoteStep(last_save_, *torch_, groups, state);
+  }
   /// From now on versions tell nothing; see UnfencedWrites.
   void IgnoreVersions() { writes_->IgnoreVersions(); }
   void Drain(std::optional<double> timeout) {
@@ -240,6 +245,7 @@ class PyCheckpointer : public OpenEngine {
                double hold) {
     const InUse engine = Use();
     Result<State> built = tensors.Build(last_save_);
+    torch_ = tensors.torch();
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
     const std::shared_ptr<const TensorTable> table = Unlocked([&] { return Inside::Of(*engine).Foresee(state); });
@@ -270,7 +276,9 @@ class PyCheckpointer : public OpenEngine {
     return {std::move(save), std::move(watched), watcher()};
   }
 
-  TreeTensors::LastSave last_save_;  // Under the GIL.
+  // Under the GIL.
+  TreeTensors::LastSave last_save_;
+  std::shared_ptr<const TorchReader> torch_;  // The last save's; null without torch.
   const std::shared_ptr<UnfencedWrites> writes_;
 };
 

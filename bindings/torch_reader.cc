@@ -141,13 +141,51 @@ TorchReader::TorchReader(py::type tensor, py::type parameter, const py::dict& dt
 void TorchReader::FindTorchCalls() {
   void* const library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return;
+  FindVersionCounter(library);
   for (const py::object& type : {tensor_, parameter_}) {
     const py::object made = type();
     if (*reinterpret_cast<void* const*>(made.ptr() + 1) != PyLong_AsVoidPtr(made.attr(cdata_).ptr())) return;
   }
+  impl_is_first_ = true;
   storage_offset_ = reinterpret_cast<AskTorch>(dlsym(library, "aoti_torch_get_storage_offset"));
   if (storage_offset_ == nullptr) return;
   storage_bytes_ = reinterpret_cast<AskTorch>(dlsym(library, "aoti_torch_get_storage_size"));
+}
+
+// It has no C interface, so it is believed only if it tells tensors with one count from those with two.
+void TorchReader::FindVersionCounter(void* library) {
+  version_counter_ =
+      reinterpret_cast<AskCounter>(dlsym(library, "_ZN5torch8autograd4impl15version_counterERKN2at6TensorE"));
+  if (version_counter_ == nullptr) return;
+  const py::object made = parameter_();
+  const void* const counter = VersionCounter(made);
+  if (counter == nullptr || VersionCounter(made.attr("detach")()) != counter ||
+      VersionCounter(made.attr("data")) == counter) {
+    version_counter_ = nullptr;
+  }
+}
+
+const void* TorchReader::Impl(py::handle tensor) const {
+  if (impl_is_first_) return *reinterpret_cast<const void* const*>(tensor.ptr() + 1);
+  const auto impl = py::reinterpret_steal<py::object>(PyObject_GetAttr(tensor.ptr(), cdata_.ptr()));
+  const void* found = impl ? PyLong_AsVoidPtr(impl.ptr()) : nullptr;
+  PyErr_Clear();
+  return found;
+}
+
+const void* TorchReader::VersionCounter(py::handle tensor) const {
+  const void* const impl = version_counter_ == nullptr ? nullptr : Impl(tensor);
+  return impl == nullptr ? nullptr : *version_counter_(&impl);  // An at::Tensor is that pointer.
+}
+
+py::object TorchReader::HoldVersionCounter(py::handle tensor) const {
+  try {
+    py::object held = tensor.attr("detach")();
+    held.attr("data") = tensor.attr("new_empty")(0);  // Which leaves it its count.
+    return VersionCounter(held) == VersionCounter(tensor) ? held : py::object();
+  } catch (const py::error_already_set&) {
+    return {};
+  }
 }
 
 std::int64_t TorchReader::Room(py::handle tensor, std::size_t item) const {

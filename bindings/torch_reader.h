@@ -46,6 +46,11 @@ class TorchReader {
   /// `_version`. kNoVersion for what does not count (inference tensors).
   [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;
   static constexpr std::int64_t kNoVersion = -1;
+  /// Which count `_version` is: two tensors with one count have one address here. It may be used again once no tensor
+  /// has the count. Null if torch does not say.
+  [[nodiscard]] const void* VersionCounter(pybind11::handle tensor) const;
+  /// A tensor without memory that has the same count, and so keeps its address from being used again; null on failure.
+  [[nodiscard]] pybind11::object HoldVersionCounter(pybind11::handle tensor) const;
   [[nodiscard]] bool has_dlpack() const { return to_dlpack_ != nullptr; }
 
  private:
@@ -71,6 +76,8 @@ class TorchReader {
   [[nodiscard]] static bool IsSet(pybind11::handle tensor, const Method& method);
   [[nodiscard]] bool IsDType(pybind11::handle tensor, DType dtype) const;
   void FindTorchCalls();
+  void FindVersionCounter(void* library);
+  [[nodiscard]] const void* Impl(pybind11::handle tensor) const;
 
   pybind11::object tensor_;
   pybind11::object parameter_;
@@ -82,6 +89,10 @@ class TorchReader {
   // Of torch's C interface, which takes the at::Tensor. Null where that is not the first word of the Python object.
   AskTorch storage_bytes_ = nullptr;
   AskTorch storage_offset_ = nullptr;
+  // torch::autograd::impl::version_counter(const at::Tensor&): its result begins with the address of the count.
+  using AskCounter = const void* const* (*)(const void* tensor);
+  AskCounter version_counter_ = nullptr;
+  bool impl_is_first_ = false;
   Method is_neg_;
   Method is_conj_;
   Method untyped_storage_;

@@ -345,8 +345,94 @@ std::set<int> TreeTensors::cuda_devices() const {
   return devices;
 }
 
+bool TreeTensors::HasSameNames(const Seen& other) const {
+  return seen_.names == other.names &&
+         std::ranges::equal(seen_.tensors, other.tensors, {}, &Tensor::name_end, &Tensor::name_end);
+}
+
+void TreeTensors::FindFrozen(LastSave& last) const {
+  if (last.frozen_by.is(frozen_by_) && HasSameNames(last.seen)) return;
+  last.frozen_by = {};  // Until Build has succeeded, so that these places are never taken for another tree's.
+  last.frozen_at.clear();
+  const py::object match = frozen_by_.attr("match");
+  for (std::size_t i = 0; i < given_.size(); ++i) {
+    if (match(NameOf(i)).is_none()) continue;
+    Frozen& one = last.frozen[std::string(NameOf(i))];
+    one.save = last.frozen_saves;
+    last.frozen_at.emplace_back(i, &one);
+  }
+  // Names may have a step's number.
+  if (last.frozen.size() <= 2 * last.frozen_at.size() + 1024) return;
+  std::erase_if(last.frozen, [&](const auto& one) { return one.second.save != last.frozen_saves; });
+}
+
+// A count of its own, as a parameter has whose `data` is a view, does not see what is written into the whole.
+bool TreeTensors::IsAloneInItsMemory(std::size_t place, const py::object& storage) const {
+  const Tensor& tensor = seen_.tensors[place];
+  std::uint64_t bytes = DTypeSize(tensor.dense.dtype);
+  for (const std::int64_t extent : ExtentsOf(place).shape) bytes *= static_cast<std::uint64_t>(extent);
+  return storage.attr("nbytes")().cast<std::uint64_t>() == bytes;
+}
+
+void TreeTensors::MarkFrozen(LastSave& last) {
+  ++last.frozen_saves;
+  FindFrozen(last);
+  if (!last.stepped.empty()) {
+    for (auto& [name, one] : last.frozen) {
+      if (last.stepped.contains(one.data)) one.version = 0;
+    }
+    last.stepped.clear();
+  }
+  for (const auto& [place, one] : last.frozen_at) {
+    const py::handle tensor = given_[place].tensor;
+    if (torch_ == nullptr || !tensor || !torch_->Knows(tensor)) continue;
+    const std::int64_t writes = torch_->Version(tensor);
+    const void* const counter = torch_->VersionCounter(tensor);
+    const py::object storage = torch_->Storage(tensor);
+    if (writes == TorchReader::kNoVersion || counter == nullptr || !storage) continue;
+    py::object id = storage.attr("_cdata");
+    if (one->version == 0 || one->data != given_[place].data || one->writes != writes || one->counter != counter ||
+        !id.equal(one->storage_id)) {
+      one->version = 0;
+      if (py::hasattr(tensor, "_cairn_copy") || !IsAloneInItsMemory(place, storage)) continue;
+      py::object held = torch_->HoldVersionCounter(tensor);
+      if (!held) continue;
+      *one = {.version = ++last.frozen_version,
+              .data = given_[place].data,
+              .writes = writes,
+              .counter = counter,
+              .held_counter = std::move(held),
+              .weak_storage = py::module_::import("torch.multiprocessing.reductions").attr("StorageWeakRef")(storage),
+              .storage_id = std::move(id),
+              .save = one->save};
+    }
+    seen_.tensors[place].frozen = one->version;
+  }
+}
+
+void TreeTensors::NoteStep(LastSave& last, const TorchReader& torch, py::handle groups, py::handle state) {
+  const auto note = [&](py::handle tensor) {
+    if (torch.Knows(tensor)) last.stepped.insert(torch.Address(tensor));
+  };
+  for (const py::handle group : groups) {
+    for (const py::handle parameter : group["params"]) {
+      // A hook of the step's end may have taken the gradient away.
+      if (parameter.attr("grad").is_none() && !parameter.attr("requires_grad").cast<bool>()) continue;
+      note(parameter);
+      if (!py::isinstance<py::dict>(state) || !py::reinterpret_borrow<py::dict>(state).contains(parameter)) continue;
+      const py::object of = state[parameter];
+      if (!py::isinstance<py::dict>(of)) continue;
+      for (const auto& [name, tensor] : py::reinterpret_borrow<py::dict>(of)) note(tensor);
+    }
+  }
+}
+
 Result<State> TreeTensors::Build(LastSave& last) {
-  if (seen_ == last.seen) return last.state;
+  if (frozen_by_) MarkFrozen(last);
+  if (seen_ == last.seen) {
+    last.frozen_by = std::move(frozen_by_);
+    return last.state;
+  }
   State state;
   std::size_t name_begin = 0;
   std::size_t extents_begin = 0;
@@ -365,11 +451,15 @@ Result<State> TreeTensors::Build(LastSave& last) {
                                      .device = {.kind = tensor.dense.cuda < 0 ? DeviceKind::kCpu : DeviceKind::kCuda,
                                                 .index = std::max(tensor.dense.cuda, 0)},
                                      .bytes = tensor.bytes,
-                                     .part = has_part ? std::optional((part++)->second) : std::nullopt}));
+                                     .part = has_part ? std::optional((part++)->second) : std::nullopt,
+                                     .frozen = tensor.frozen != 0,
+                                     .version = tensor.frozen}));
     name_begin = tensor.name_end;
     extents_begin = tensor.extents_end;
   }
-  last = {.seen = std::move(seen_), .state = state};
+  last.seen = std::move(seen_);
+  last.state = state;
+  last.frozen_by = std::move(frozen_by_);
   return state;
 }
 
@@ -439,6 +529,7 @@ void BindTreeTensors(py::module_& module) {
       .def("add_part", &TreeTensors::AddPart, "name"_a, "tensor"_a, "part"_a)
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "mark"_a, "nests"_a, "node"_a)
       .def_property_readonly("given", &TreeTensors::given)
+      .def("freeze", &TreeTensors::Freeze, "names"_a)
       .def("match_all", &TreeTensors::MatchAll, "keys"_a, "nodes"_a, "like"_a, "prefix"_a, "stored"_a)
       .def("shared_memory", &TreeTensors::SharedMemory, "more"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);

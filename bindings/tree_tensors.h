@@ -9,6 +9,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -30,6 +32,7 @@ class TreeTensors {
     std::size_t name_end = 0;     // In names; it begins where the one before ends.
     std::size_t extents_end = 0;  // In extents; the strides, where there are any, follow the shape.
     std::uint64_t bytes = 0;
+    std::uint64_t frozen = 0;  // TensorView::version; 0: it is not frozen.
     friend bool operator==(const Tensor&, const Tensor&) = default;
   };
   // Everything in three blocks, because what the last save left is in no cache any more.
@@ -39,6 +42,18 @@ class TreeTensors {
     std::vector<std::int64_t> extents;
     std::vector<std::pair<std::size_t, TensorPart>> parts;  // By place in tensors, ascending.
     friend bool operator==(const Seen&, const Seen&) = default;
+  };
+  // A frozen tensor, and what tells that it is the same and was not written.
+  struct Frozen {
+    std::uint64_t version = 0;  // 0: it is written with the rest, or a step has written it.
+    const void* data = nullptr;
+    std::int64_t writes = 0;  // TorchReader::Version.
+    const void* counter = nullptr;
+    pybind11::object held_counter;
+    // Holds no memory, but keeps the storage's identity from being used again.
+    pybind11::object weak_storage;
+    pybind11::object storage_id;
+    std::uint64_t save = 0;  // The last that had a tensor of this name.
   };
 
  public:
@@ -58,6 +73,15 @@ class TreeTensors {
   struct LastSave {
     Seen seen;
     State state;
+    // If the last save froze some: by which object, and which of its tensors.
+    pybind11::object frozen_by = {};
+    std::vector<std::pair<std::size_t, Frozen*>> frozen_at = {};
+    // By name, also those of earlier saves: a tree may have others in between.
+    std::unordered_map<std::string, Frozen> frozen = {};
+    std::uint64_t frozen_version = 0;  // The highest.
+    std::uint64_t frozen_saves = 0;
+    // Where optimizers have written since.
+    std::unordered_set<const void*> stepped = {};
   };
 
   /// `torch` is null if torch is not imported.
@@ -85,6 +109,12 @@ class TreeTensors {
   pybind11::object MatchAll(const pybind11::list& keys, const pybind11::list& nodes, const pybind11::dict& like,
                             std::string_view prefix, const StoredTensors& stored);
 
+  /// Build says of each plain torch tensor that it is frozen if `names.match(name)` is not None: torch counts what is
+  /// written into it. Its version changes with that count, with its address and storage, if another count takes over,
+  /// and after a step of an optimizer that has written it. What lies in a larger memory is not frozen, because others
+  /// may write that, and neither is a copy that a save has made. The same object matches the same names.
+  void Freeze(pybind11::object names) { frozen_by_ = std::move(names); }
+
   /// Which of these tensors and `more` lie in the same memory, by name: ([(first, tied to it), ...], (a, b) or None).
   /// Those of the list are one tensor, with one dtype and shape; the two others overlap.
   [[nodiscard]] pybind11::tuple SharedMemory(const TreeTensors& more) const;
@@ -92,6 +122,9 @@ class TreeTensors {
   /// The State: that of `last` if it holds the same tensors in the same order. Stores the result in `last`. Call it
   /// once only. InvalidArgument for views that State::Add refuses.
   [[nodiscard]] Result<State> Build(LastSave& last);
+  /// A step of an optimizer has written the parameters that have a gradient, and their state. Torch's fused steps are
+  /// not counted.
+  static void NoteStep(LastSave& last, const TorchReader& torch, pybind11::handle groups, pybind11::handle state);
   /// The caller's tensors that a save of the State with this table reads after the call of Save has returned; with
   /// their versions and ends if asked for.
   [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table, bool versions, bool ends) const;
@@ -125,6 +158,10 @@ class TreeTensors {
                const pybind11::function& node, std::string& text);
   [[nodiscard]] std::string_view NameOf(std::size_t i) const;
   [[nodiscard]] Extents ExtentsOf(std::size_t i) const;
+  void FindFrozen(LastSave& last) const;
+  [[nodiscard]] bool HasSameNames(const Seen& other) const;
+  void MarkFrozen(LastSave& last);
+  [[nodiscard]] bool IsAloneInItsMemory(std::size_t place, const pybind11::object& storage) const;
   void Prefetch(std::span<PyObject* const> values, std::size_t at) const;
   /// Adds a tensor that was read, whose shape is appended already.
   void AddRead(std::string_view prefix, std::string_view key, Tensor tensor, pybind11::handle value, std::int64_t room);
@@ -134,6 +171,7 @@ class TreeTensors {
   std::vector<Given> given_;  // By place in seen_.tensors.
   std::vector<pybind11::object> kept_;
   pybind11::list all_given_;
+  pybind11::object frozen_by_;
 };
 
 void BindTreeTensors(pybind11::module_& module);

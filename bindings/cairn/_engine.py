@@ -29,6 +29,7 @@ from ._ranks.schedule import Interval, Schedule
 from ._save import Save
 from ._stop import Stop
 from ._tree import tensors as tree_tensors
+from ._tree.frozen import FrozenParameters
 
 if TYPE_CHECKING:
     from ._core import Checkpointer as CoreCheckpointer
@@ -101,7 +102,9 @@ class Engine:
         self._best: KeepBest | None = None  # Only on rank 0.
         self._best_metric = options["best_metric"] if options["keep_best"] else ""  # On every rank.
         self._in_order = threading.Lock()  # KeepBest gets the saves in the order in which the engine does.
-        self._patterns: set[str] = set()  # Those of `replicated` that a save has used.
+        self._frozen = FrozenParameters()
+        self._has_frozen = False  # Or has said that frozen=True did not.
+        self._patterns: set[tuple[str, str]] = set()  # Those of `replicated` and `frozen` that a save has used.
         self.interval = None if options["interval"] is None else Interval(options["interval"])
         self.schedule: Schedule | None = None
         if self.interval is not None:
@@ -220,18 +223,40 @@ class Engine:
         if self.ranks.world == 1 and not self.replicated and not more:
             return [], replication.NOTHING
         rules = self.replicated | replication.Rules.of(more)
-        self._warn_of_unmatched(rules, text)
+        self._warn_of_unmatched("replicated", rules.given, text)
         return self.comparison.arguments(step, tree, text, rules, tensors, streams, buffers)
 
-    def _warn_of_unmatched(self, rules: replication.Rules, text: str) -> None:
+    def freeze(
+        self, tensors: tree_tensors.TensorCollector, frozen: bool | str | Iterable[str], tree: Any, text: str
+    ) -> None:
+        """Some tensors of the tree, whose text this is, do not change: see Checkpointer.save."""
+        for optimizer in _protect.captured_optimizers():
+            self.core.note_step(optimizer.param_groups, optimizer.state)
+        if frozen is True:
+            found = self._frozen.of(tree)
+            if found.names:
+                tensors.core.freeze(found)
+            elif not self._has_frozen:
+                _log.warning(
+                    "%s: frozen=True froze nothing: no module of the tree has a parameter with requires_grad=False. "
+                    "The tensors of a state_dict() do not say whether they are trained: give the modules, or patterns of "
+                    "names",
+                    self.root,
+                )
+            self._has_frozen = True
+        elif patterns := replication.patterns_of("frozen", frozen or ()):
+            self._warn_of_unmatched("frozen", patterns, text)
+            tensors.core.freeze(replication.expression(patterns))
+
+    def _warn_of_unmatched(self, option: str, patterns: Iterable[str], text: str) -> None:
         """Once for each pattern that the caller gave, at its first save: it may be misspelt."""
-        new = [pattern for pattern in rules.given if pattern not in self._patterns]
+        new = [pattern for pattern in patterns if (option, pattern) not in self._patterns]
         if not new:
             return
-        self._patterns.update(new)
+        self._patterns.update((option, pattern) for pattern in new)
         for pattern in replication.unmatched(new, text):
             who = f"rank {self.ranks.rank}" if self.ranks.world > 1 else "this process"
-            _log.warning('%s: replicated: "%s" matches nothing that %s saves', self.root, pattern, who)
+            _log.warning('%s: %s: "%s" matches nothing that %s saves', self.root, option, pattern, who)
 
     # What comes after saves
 
@@ -254,6 +279,8 @@ class Engine:
     def end_step(self, optimizer: Any) -> None:
         """After it: what it has written must not have been read by a save since it began."""
         if not self.core.closed:
+            if self.core.has_frozen:
+                self.core.note_step(optimizer.param_groups, optimizer.state)
             self.core.end_step(_protect.written_by(optimizer) if self.core.has_unchecked else [])
 
     def end_main_step(self) -> None:

@@ -37,7 +37,9 @@ def cloned(tensor: Any) -> Any:
     local = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor.
     if type(local) in (torch.Tensor, torch.nn.Parameter) and local.layout == torch.strided and shortage(local):
         return tensor.detach()
-    return tensor.detach().clone()
+    copy = tensor.detach().clone()
+    copy._cairn_copy = True  # So that a save does not take it for a frozen tensor that has moved.
+    return copy
 
 
 def note_writes(targets: Iterable[Any]) -> None:

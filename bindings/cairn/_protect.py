@@ -116,6 +116,11 @@ def _end_steps(optimizer: Any, *_: Any) -> None:
             engine.end_step(optimizer)
 
 
+def captured_optimizers() -> list[Any]:
+    """Those whose steps are replayed in CUDA graphs: at any time, and without a hook."""
+    return list(_captured)
+
+
 def written_by(optimizer: Any) -> list[tuple[int, int]]:
     """(address, bytes) of what a step has written: parameters with a gradient, and their state."""
     torch = sys.modules["torch"]

@@ -99,7 +99,7 @@ class Rules:
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:
     """Whether it matches all of one of the patterns."""
-    return _expression(patterns).match(name) is not None
+    return expression(patterns).match(name) is not None
 
 
 def patterns_of(option: str, given: str | Iterable[str]) -> tuple[str, ...]:
@@ -107,7 +107,8 @@ def patterns_of(option: str, given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+def expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches names that match all of one of the patterns. The same object for the same patterns, mostly."""
     # Of fnmatch's signs * and ? alone: names have brackets.
     return re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns))
 

@@ -1,0 +1,213 @@
+"""What is frozen is written once, and again wherever it may have changed."""
+
+import json
+from pathlib import Path
+
+import cairn
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+class Adapted(torch.nn.Module):
+    """A frozen base of 2 MB, and an adapter beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = torch.nn.Linear(700, 750).requires_grad_(False)
+        self.adapter = torch.nn.Linear(700, 8)
+
+
+def kept(folder):
+    """The kept files of a checkpoint: their inodes."""
+    manifest = json.loads(Path(folder, "manifest.json").read_text())
+    return [Path(folder, one["file"]).stat().st_ino for one in manifest.get("kept", [])]
+
+
+class Run:
+    def __init__(self, root):
+        self.model = Adapted()
+        self.checkpointer = cairn.Checkpointer(str(root), host_memory=32 << 20)
+        self.tree = {}  # More than the model.
+        self.step = 0
+
+    def save(self, frozen=True):
+        """Trains the adapter, and saves."""
+        with torch.no_grad():
+            self.model.adapter.weight += 1
+        self.step += 1
+        save = self.checkpointer.save(self.step, {"model": self.model, "step": self.step, **self.tree}, frozen=frozen)
+        save.wait()
+        (info,) = (one for one in self.checkpointer.checkpoints() if one.step == self.step)
+        return kept(info.path), save.stats["bytes_written"]
+
+    def expect_whole(self):
+        """The newest checkpoint has the model as it is."""
+        fresh = Adapted()
+        for name, buffer in self.model.base.named_buffers():
+            fresh.base.register_buffer(name, torch.ones_like(buffer))
+        with cairn.Checkpointer(self.checkpointer.root, read_only=True) as reader:
+            reader.restore(
+                {"model": fresh, "step": 0, **{name: torch.zeros_like(value) for name, value in self.tree.items()}}
+            )
+        for name, value in self.model.state_dict().items():
+            assert torch.equal(fresh.state_dict()[name], value), name
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(tmp_path / "run")
+    yield run
+    run.checkpointer.close()
+
+
+@pytest.mark.parametrize("frozen", [True, "model/base*"])
+def test_a_base_is_written_once(run, frozen):
+    first, all_bytes = run.save(frozen)
+    second, adapter_bytes = run.save(frozen)
+
+    assert len(first) == 1 and second == first
+    assert adapter_bytes < 50_000
+    assert all_bytes > 2_000_000
+    run.expect_whole()
+
+
+def test_a_counted_write_is_seen(run):
+    before, _ = run.save()
+    with torch.no_grad():
+        run.model.base.weight[3] = 7
+
+    after, _ = run.save()
+
+    assert after != before
+    run.expect_whole()
+
+
+@pytest.mark.parametrize("kind", ["step", "count", "part"])
+def test_what_torch_does_not_count_is_seen(run, kind):
+    """A fused step, another tensor with a count of its own, and a part of a larger memory."""
+    weight = run.model.base.weight
+    if kind == "part":
+        flat = torch.zeros(750 * 700 + 1)
+        weight.data = flat[1:].view(750, 700)
+    optimizer = torch.optim.SGD([weight], lr=0.1, fused=True)
+    optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+    before, _ = run.save()
+    versions = weight._version
+    if kind == "step":
+        weight.requires_grad_(True).sum().backward()
+        optimizer.step()
+        weight.requires_grad_(False)
+    elif kind == "count":
+        run.model.base.weight = torch.nn.Parameter(weight.data, requires_grad=False)
+        while run.model.base.weight._version < versions:
+            with torch.no_grad():
+                run.model.base.weight += 1
+    else:
+        flat += 1
+    assert run.model.base.weight._version == versions
+
+    after, _ = run.save()
+
+    assert kind == "part" and not after or after != before
+    run.expect_whole()
+
+
+def test_names_are_compared_one_by_one(tmp_path):
+    """Joined, the names of the two trees are one text."""
+    first, second = torch.zeros(600, 600), torch.zeros(600, 600)
+    with cairn.Checkpointer(str(tmp_path / "run"), host_memory=32 << 20) as checkpointer:
+        checkpointer.save(1, {"xx": first, "x": second}, frozen="xx").wait()
+        checkpointer.save(2, {"x": first, "xx": second}, frozen="xx").wait()
+        first.data += 1
+        checkpointer.save(3, {"x": first, "xx": second}, frozen="xx").wait()
+        assert torch.equal(checkpointer.load()["x"], first)
+
+
+def test_what_is_frozen_is_looked_up_at_each_save(run):
+    """The names are remembered."""
+    both, _ = run.save()
+    run.model.base.bias.requires_grad_(True)
+    run.model.base.bias.data += 1  # Not counted.
+    without, _ = run.save()
+    assert without != both
+    run.expect_whole()
+    run.model.base = torch.nn.Linear(700, 750)
+    assert run.save()[0] == []
+
+
+def test_other_names_in_the_tree_change_nothing(run):
+    """An optimizer's state appears, a save has less, and a weight of the base is written."""
+    before, _ = run.save()
+    run.tree["loss"] = torch.ones(4)
+    assert run.save()[0] == before
+    run.checkpointer.save(100, {"adapter": run.model.adapter}, frozen=True).wait()
+    run.step = 100
+    assert run.save()[0] == before
+
+    with torch.no_grad():
+        run.model.base.weight += 1
+    after, _ = run.save()
+    assert after and after != before
+    assert run.save()[0] == after
+    run.expect_whole()
+
+
+def test_copied_buffers_are_written_with_the_rest(run):
+    run.model.base.register_buffer("mean", torch.zeros(700))
+    before, _ = run.save("model/base*")
+
+    after, written = run.save("model/base*")
+
+    assert after == before
+    assert written < 100_000
+    run.expect_whole()
+
+
+def test_another_memory_is_seen(run):
+    before, _ = run.save()
+    run.model.base.weight.data = torch.full((750, 700), 2.0)
+
+    after, _ = run.save()
+
+    assert after != before
+    run.expect_whole()
+
+
+def test_another_model_in_the_same_memory_is_seen(run):
+    """The allocator gives freed memory to the next that asks, and torch counts its writes anew."""
+    before, _ = run.save()
+    address = run.model.base.weight.data_ptr()
+    run.checkpointer.drain()
+    for _ in range(20):
+        run.model = None
+        run.model = Adapted()
+        if run.model.base.weight.data_ptr() == address:
+            break
+
+    after, _ = run.save()
+
+    assert after != before
+    run.expect_whole()
+
+
+def test_a_restore_is_seen(run):
+    run.save()
+    before, _ = run.save()
+    run.checkpointer.restore({"model": run.model, "step": 0}, step=1)
+    run.step = 10
+
+    after, _ = run.save()
+
+    assert after != before
+    run.expect_whole()
+
+
+def test_what_freezes_nothing_is_named(run, caplog):
+    for step in (1, 2):
+        run.checkpointer.save(step, run.model.state_dict(), frozen=True).wait()
+    assert caplog.text.count("frozen=True froze nothing") == 1
+
+    run.checkpointer.save(3, {"model": run.model}, frozen=["modell/*"]).wait()
+
+    assert '"modell/*" matches nothing that this process saves' in caplog.text
