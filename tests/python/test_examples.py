@@ -116,6 +116,13 @@ def test_rows_and_losses_are_the_same_after_a_kill_in_mid_epoch_and_with_other_w
     assert sorted(rows) == list(range(50))
 
 
+def test_a_frozen_base_is_on_the_disk_once(tmp_path: Path) -> None:
+    *_, said = finish(start("frozen_base.py", tmp_path, "--steps", 4, "--width", 512))
+
+    found = re.fullmatch(r"checkpoints=4 disk=(\d+) each_its_own=(\d+)", said)
+    assert found and 2 * int(found[1]) < int(found[2]), said
+
+
 def test_the_hugging_face_example_exports_what_from_pretrained_reads(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     if not TEXT.exists():
