@@ -2,9 +2,21 @@
 
 #include <pybind11/stl.h>
 
+#include "engine/kept_file.h"
+
 namespace py = pybind11;
 
 namespace cairn {
+
+py::object PySave::Kept() const {
+  const std::shared_ptr<const KeptFile> kept = Inside::Of(save_).kept();
+  if (kept == nullptr) return py::none();
+  py::list names;
+  for (std::uint32_t i = 0; i < kept->table->size(); ++i) {
+    if (kept->holds[i]) names.append((*kept->table)[i].name);
+  }
+  return py::make_tuple(kept->shard.file, names);
+}
 
 void BindSave(py::module_& module) {
   using namespace py::literals;
@@ -14,6 +26,7 @@ void BindSave(py::module_& module) {
       .def_property_readonly("settled", &PySave::settled)
       .def_property_readonly("ended", &PySave::ended)
       .def("stats", &PySave::stats)
+      .def("kept", &PySave::Kept)
       .def("cancel", &PySave::Cancel)
       .def("release", &PySave::Release)
       .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)

@@ -39,6 +39,8 @@ class PySave {
   /// True in a forked child, which will hear nothing more of it.
   [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable || watcher_->forked(); }
   [[nodiscard]] pybind11::dict stats() const { return FromStats(Checked(save_.stats())); }
+  /// (file, names): the file with what it has frozen, and the tensors in that; None without. Known once `written` is.
+  [[nodiscard]] pybind11::object Kept() const;
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
   void Release() const { watched_ != nullptr ? watched_->Release() : Inside::Of(save_).Release(); }
   void WaitCaptured(std::optional<double> timeout) const {

@@ -29,7 +29,7 @@ from ._ranks.schedule import Interval, Schedule
 from ._save import Save
 from ._stop import Stop
 from ._tree import tensors as tree_tensors
-from ._tree.frozen import FrozenParameters
+from ._tree.frozen import FrozenNames, FrozenParameters
 
 if TYPE_CHECKING:
     from ._core import Checkpointer as CoreCheckpointer
@@ -227,12 +227,19 @@ class Engine:
         return self.comparison.arguments(step, tree, text, rules, tensors, streams, buffers)
 
     def freeze(
-        self, tensors: tree_tensors.TensorCollector, frozen: bool | str | Iterable[str], tree: Any, text: str
+        self,
+        tensors: tree_tensors.TensorCollector,
+        frozen: bool | str | Iterable[str] | FrozenNames,
+        tree: Any,
+        text: str,
     ) -> None:
-        """Some tensors of the tree, whose text this is, do not change: see Checkpointer.save."""
+        """Some tensors of the tree, whose text this is, do not change: see Checkpointer.save. A plug that knows their names
+        gives these."""
         for optimizer in _protect.captured_optimizers():
             self.core.note_step(optimizer.param_groups, optimizer.state)
-        if frozen is True:
+        if isinstance(frozen, FrozenNames):
+            tensors.core.freeze(frozen)
+        elif frozen is True:
             found = self._frozen.of(tree)
             if found.names:
                 tensors.core.freeze(found)

@@ -136,6 +136,9 @@ class TrainerMixin(_Base):
     restore takes the parameters from this trainer's model, and raises InvalidArgument if they are others. A digest is
     computed once, and again when its parameter has changed, but for writes through `.data`.
 
+    Without it, frozen parameters are in each checkpoint, and with `frozen` (default: for PEFT's models) they are written
+    once, and linked into the checkpoints that follow: see Checkpointer.save.
+
     A weight of another dtype than the checkpoint's is converted, and logged, if its dtype holds every value of that. Else it
     is refused, unless `cast` is "allow". An optimizer unlike the checkpoint's is refused before a weight is written.
 
@@ -149,12 +152,14 @@ class TrainerMixin(_Base):
         *args: Any,
         cairn_options: Mapping[str, Any] | None = None,
         save_only_trainable: bool | None = None,
+        frozen: bool | None = None,
         cast: str | None = None,
         **kwargs: Any,
     ) -> None:
         allows_loss(cast)
         self._cast = cast
         self._save_only_trainable = save_only_trainable
+        self._links_frozen = frozen
         self._frozen = FrozenDigests()
         self._cairn_options = dict(cairn_options or {})
         self._cairn: Run | None = None
@@ -238,14 +243,16 @@ class TrainerMixin(_Base):
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
             run.save(step, self._gather, [name for name, _ in model.named_buffers()])
 
-    def _gather(self) -> tuple[dict[str, Any], Files]:
-        """The checkpoint's tree, and the files of its folder."""
+    def _gather(self) -> tuple[dict[str, Any], Files, frozenset[str]]:
+        """The checkpoint's tree, the files of its folder, and the names of weights that are linked."""
         trainer, own = self._plain()
         files = self._files(trainer["state"])
         parts = {"optimizer": self.optimizer.state_dict(), **{key: trainer.pop(key) for key in ("scheduler", "scaler")}}
         trainer["frozen"] = self._frozen.of(self.model) if self._only_trainable() else None
-        tree = {**weights_of(self.model, self._only_trainable()), TRAINER: trainer | pack(parts), RANK: pack(own)}
-        return tree, files
+        weights, frozen = weights_of(self.model, self._only_trainable())
+        links = is_adapter(self.model) if self._links_frozen is None else self._links_frozen
+        tree = {**weights, TRAINER: trainer | pack(parts), RANK: pack(own)}
+        return tree, files, frozen if links else frozenset()
 
     def _files(self, state: str) -> Files:
         """Of the checkpoint's folder: config, tokenizer and trainer_state.json."""

@@ -248,6 +248,17 @@ void SaveTask::MarkWritten(std::uint64_t bytes_written, bool direct, bool recycl
   stats_.recycled = recycled;
 }
 
+void SaveTask::MarkKept(std::shared_ptr<const KeptFile> kept) {
+  MutexLock lock(mutex_);
+  kept_ = std::move(kept);
+}
+
+std::shared_ptr<const KeptFile> SaveTask::kept() const {
+  if (!CheckProcess().ok()) return nullptr;
+  MutexLock lock(mutex_);
+  return kept_;
+}
+
 bool SaveTask::MarkCommitting() {
   Reach(SavePoint::kReleased);
   MutexLock lock(mutex_);

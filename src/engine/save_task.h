@@ -22,6 +22,8 @@
 
 namespace cairn {
 
+struct KeptFile;
+
 /// A save's place in the line of checkpoints, fixed when it is accepted. The ledger sets line, `admitted` and
 /// `replace`, so only on the coordinator.
 struct SavePlan {
@@ -104,6 +106,9 @@ class SaveTask {
   [[nodiscard]] SaveStats stats() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool ended() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool captured() const CAIRN_EXCLUDES(mutex_);
+  /// The kept file that it writes or links, once its data is written; null if it has none. Only what is constant of it
+  /// may be read.
+  [[nodiscard]] std::shared_ptr<const KeptFile> kept() const CAIRN_EXCLUDES(mutex_);
   /// The duration of Save, and how much of it was waiting for a slot.
   void SetCallTimes(std::chrono::nanoseconds call, std::chrono::nanoseconds stall) CAIRN_EXCLUDES(mutex_);
 
@@ -114,6 +119,7 @@ class SaveTask {
   void MarkCapturing() CAIRN_EXCLUDES(mutex_);
   /// Whether the pool has no buffer for its next chunk.
   void MarkShortOfBuffers(bool is) CAIRN_EXCLUDES(mutex_);
+  void MarkKept(std::shared_ptr<const KeptFile> kept) CAIRN_EXCLUDES(mutex_);
   /// GPUs computed the checksums of that many bytes more.
   void AddGpuChecksums(std::uint64_t bytes) CAIRN_EXCLUDES(mutex_);
   void MarkEnqueued(bool staged) CAIRN_EXCLUDES(mutex_);
@@ -193,6 +199,7 @@ class SaveTask {
   mutable Mutex mutex_;
   CondVar changed_;
   SaveStats stats_ CAIRN_GUARDED_BY(mutex_);
+  std::shared_ptr<const KeptFile> kept_ CAIRN_GUARDED_BY(mutex_);
   Status status_ CAIRN_GUARDED_BY(mutex_);
   bool short_of_buffers_ CAIRN_GUARDED_BY(mutex_) = false;
   bool enqueued_ CAIRN_GUARDED_BY(mutex_) = false;

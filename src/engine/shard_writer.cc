@@ -202,6 +202,7 @@ void ShardWriter::SealIfWritten() {
   std::optional<StreamSums> sums = whole ? source_->sums() : std::nullopt;
   if (!sums) return;
   if (stage_ == Stage::kWriting) {
+    task_.MarkKept(kept_);
     task_.MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
     if (task_.held()) {
       if (!stage_.MoveTo(Stage::kHeld)) return;

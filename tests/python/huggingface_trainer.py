@@ -41,7 +41,9 @@ def a_trainer(output: Path, kind: Any = None, **settings: Any) -> Any:
     ours: dict[str, Any] = {"kind": kind or hf.Trainer, "model": None, "callbacks": None, "optimizers": (None, None)}
     ours["processing_class"] = None
     ours |= {
-        name: settings.pop(name) for name in (*ours, "cairn_options", "save_only_trainable", "cast") if name in settings
+        name: settings.pop(name)
+        for name in (*ours, "cairn_options", "save_only_trainable", "frozen", "cast")
+        if name in settings
     }
     kind, model = ours.pop("kind"), ours.pop("model") or a_gpt2()
     if issubclass(kind, hf.TrainerMixin):

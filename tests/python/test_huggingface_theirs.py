@@ -139,17 +139,36 @@ def test_gradient_accumulation_resumes(tmp_path: Path) -> None:
     resumed_is_whole(tmp_path, 5, gradient_accumulation_steps=2, per_device_train_batch_size=2, save_steps=5)
 
 
-@pytest.mark.parametrize("only_trainable", [None, True])
-def test_frozen_parameters_stay_frozen(tmp_path: Path, only_trainable: bool | None) -> None:
-    """test_resume_training_with_frozen_params."""
+@pytest.mark.parametrize(
+    "how", [{}, {"save_only_trainable": True}, {"frozen": True}], ids=["all", "left-out", "linked"]
+)
+def test_frozen_parameters_stay_frozen(tmp_path: Path, how: dict[str, bool]) -> None:
+    """test_resume_training_with_frozen_params. Linked, they are in one file, which from_pretrained reads in each folder."""
 
     def make() -> Any:
-        model = a_model("pretrained")
-        model.transformer.wte.requires_grad_(False)
+        transformers.set_seed(1)
+        model = a_gpt2(n_inner=20_000)  # More than 1 MiB.
+        for part in (model.transformer.wte, model.transformer.h[0].mlp):
+            part.requires_grad_(False)
         return model
 
-    resumed = resumed_is_whole(tmp_path, 4, make, save_only_trainable=only_trainable)
+    resumed = resumed_is_whole(tmp_path, 4, make, **how)
+
     assert not resumed.model.transformer.wte.weight.requires_grad
+    files = [[*folder.glob("kept-*")] for folder in folders(tmp_path)]
+    assert [len(found) for found in files] == [int("frozen" in how)] * 4
+    if "frozen" in how:
+        # A restore is a write.
+        inodes = [found[0].stat().st_ino for found in files]
+        assert inodes[0] == inodes[1] != inodes[2] == inodes[3]
+        for step, folder, found in zip((2, 4, 6, 8), folders(tmp_path), files, strict=True):
+            saved = cairn.load(tmp_path / "cairn", step=step)
+            loaded, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+            assert_same_weights(loaded, saved)
+            assert not info["missing_keys"]
+            where = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+            assert where["transformer.h.0.mlp.c_fc.weight"] == found[0].name
+            assert where["transformer.ln_f.weight"] == "shard-00000.safetensors"
 
 
 @pytest.mark.parametrize(

@@ -54,20 +54,22 @@ def live_weights(model: Any, only_trainable: bool) -> dict[str, Any]:
     return adapters | {name: one for name, one in held.items() if id(one) not in named | frozen}
 
 
-def weights_of(model: Any, only_trainable: bool) -> dict[str, Any]:
-    """The same, to be saved. Buffers are copied, because forward changes them (batch norm's) without a fence before it.
+def weights_of(model: Any, only_trainable: bool) -> tuple[dict[str, Any], frozenset[str]]:
+    """The same, to be saved, and which of them are frozen. Buffers are copied, because forward changes them (batch norm's)
+    without a fence before it.
 
     Raises InvalidArgument if a name is one of the two keys.
     """
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
     weights = live_weights(model, only_trainable)
+    frozen = {name for name, one in weights.items() if isinstance(one, torch.nn.Parameter) and not one.requires_grad}
     for name, tensor in weights.items():
         if isinstance(tensor, torch.Tensor):
             buffer = tensor.data_ptr() not in parameters
             weights[name] = cloned(tensor) if buffer else tensor.detach()
     if taken := {TRAINER, RANK} & weights.keys():
         raise InvalidArgument(f"the model's {taken.pop()!r} has a name that checkpoints of a Trainer need: rename it")
-    return weights
+    return weights, frozenset(frozen)
 
 
 def check_dtypes(weights: Mapping[str, Any], saved: Mapping[str, str], where: str, cast: str | None) -> None:

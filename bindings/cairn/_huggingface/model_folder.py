@@ -1,7 +1,7 @@
 """Makes a checkpoint's folder a model folder: config, tokenizer and an index of the weights beside the shards.
 
-The weights stay where they are, in the shard: `model.safetensors.index.json`, which `from_pretrained` reads, names the
-shard's file for each of them. What else the shard holds (the optimizer) is left out of the index.
+The weights stay where they are, in the shard, and frozen ones in the kept file: `model.safetensors.index.json`, which
+`from_pretrained` reads, names the file of each. What else the shard holds (the optimizer) is left out of the index.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-Files = Mapping[str, bytes | PurePath]  # By name: the content, or what a link leads to.
+Kept = tuple[str, list[str]] | None  # The kept file of a save, and the tensors in it.
+Content = bytes | PurePath | Callable[[Kept], bytes]  # Or what a link leads to; or what is known once data is written.
+Files = Mapping[str, Content]  # By name.
 _ADAPTER = "adapter_model.safetensors"
 _FIRST_PAUSE, _LAST_PAUSE = 0.001, 0.05  # Seconds between two looks for an attempt's folder.
 
@@ -39,7 +41,7 @@ class ModelFiles:
 
     def __init__(self) -> None:
         self._configs: tuple[str | None, ...] | None = None
-        self._files: dict[str, bytes | PurePath] = {}
+        self._files: dict[str, Content] = {}
 
     def read(self, model: Any, processing_class: Any) -> Files:
         """The files of now. They are made again only if one of the model's configs has changed."""
@@ -75,8 +77,9 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def weight_index(weights: Mapping[str, Any], tied: Iterable[str], shard: str, adapter: bool) -> Files:
-    """The index that names the shard's file for each of the weights, tied ones once; none if a name is escaped there.
+def weight_index(weights: Mapping[str, Any], tied: Iterable[str], shard: str, adapter: bool, frozen: bool) -> Files:
+    """The index that names the file of each of the weights, tied ones once; none if a name is escaped there. Which of
+    them a kept file holds is known later: only if some are `frozen`.
 
     PEFT knows no index: for an adapter it is a link from its file's name to the shard.
     """
@@ -85,14 +88,19 @@ def weight_index(weights: Mapping[str, Any], tied: Iterable[str], shard: str, ad
     if any("/" in name or "~" in name for name in weights):
         return {}
     held = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor) and name not in set(tied)}
-    index = {
-        "metadata": {
-            "total_parameters": sum(one.numel() for one in held.values()),
-            "total_size": sum(one.numel() * one.element_size() for one in held.values()),
-        },
-        "weight_map": dict.fromkeys(sorted(held), shard),
+    metadata = {
+        "total_parameters": sum(one.numel() for one in held.values()),
+        "total_size": sum(one.numel() * one.element_size() for one in held.values()),
     }
-    return {SAFE_WEIGHTS_INDEX_NAME: (json.dumps(index, indent=2) + "\n").encode()}
+    names = sorted(held)
+
+    def index(kept: Kept) -> bytes:
+        file, of_kept = kept or ("", [])
+        linked = set(of_kept)
+        files = {name: file if name in linked else shard for name in names}
+        return (json.dumps({"metadata": metadata, "weight_map": files}, indent=2) + "\n").encode()
+
+    return {SAFE_WEIGHTS_INDEX_NAME: index if frozen else index(None)}
 
 
 class Companions:
@@ -152,7 +160,8 @@ class Companions:
                 found.set_result(None)
             if folder is not None:
                 for name, content in files.items():
-                    _write(os.path.join(folder, name), content, self._file_mode)
+                    made = content(self._kept_of(save)) if callable(content) else content
+                    _write(os.path.join(folder, name), made, self._file_mode)
                 save._release()
         except (OSError, Error) as error:
             if save.cancel():  # Else it has failed by itself, and its own error says why.
@@ -162,18 +171,32 @@ class Companions:
         return {name for name in os.listdir(self._root) if name.startswith(".attempt-")}
 
     def _find(self, save: Save) -> str | None:
-        pause = _FIRST_PAUSE
+        pauses = _pauses()
         while not (new := self._attempts() - self._known):
             if save.done():
                 return None
-            time.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE)
+            next(pauses)
         if len(new) > 1:
             raise FailedPrecondition(
                 f"{self._root}: {len(new)} saves began at once, so step {save.step} cannot get its model's files: save "
                 "to another root beside the Trainer's"
             )
         return os.path.join(self._root, new.pop())
+
+    @staticmethod
+    def _kept_of(save: Save) -> Kept:
+        pauses = _pauses()
+        while not save.stats["written"] and not save.done():
+            next(pauses)
+        return save._core.kept()
+
+
+def _pauses() -> Iterator[None]:
+    pause = _FIRST_PAUSE
+    while True:
+        time.sleep(pause)
+        yield
+        pause = min(2 * pause, _LAST_PAUSE)
 
 
 def _write(path: str, content: bytes | PurePath, mode: int) -> None:

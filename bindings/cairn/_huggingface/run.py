@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import PurePath
 from typing import Any
 
 from .. import _tree
@@ -14,11 +13,13 @@ from .._checkpointer import Checkpointer
 from .._errors import FailedPrecondition, NotFound, unless_disk_hangs
 from .._ranks.replicas import Rules
 from .._save import Save
+from .._tree.frozen import FrozenNames
 from .._tree.optimizer_loads import Known
+from .._tree.paths import part_of
 from .._tree.tensors import TensorCollector
 from . import sharded
 from .contents import RANK, TRAINER, tied_names
-from .model_folder import Companions, Files, weight_index
+from .model_folder import Companions, Content, Files, weight_index
 
 _log = logging.getLogger("cairn")
 
@@ -53,6 +54,7 @@ class Run:
         self.newest: Save | None = None
         self.order: list[int] = []  # Steps saved by this run.
         self.pinned: int | None = None
+        self._frozen = FrozenNames()
 
     def take(self, part: str) -> Any:
         if part not in self.restored:
@@ -64,17 +66,23 @@ class Run:
         unless_disk_hangs(self.companions.check)
         unless_disk_hangs(self.checkpointer.check)
 
-    def save(self, step: int, gather: Callable[[], tuple[dict[str, Any], Files]], buffers: Sequence[str]) -> None:
-        """Starts the save of a tree of the form in `contents`, with the files beside it. `gather` runs within, so that
-        its error reaches the ranks that would wait for this one. Of the model's `buffers` rank 0's count."""
-        files: dict[str, bytes | PurePath] = {}
+    def save(
+        self, step: int, gather: Callable[[], tuple[dict[str, Any], Files, frozenset[str]]], buffers: Sequence[str]
+    ) -> None:
+        """Starts the save of a tree of the form in `contents`, with the files beside it; it links what is frozen. `gather`
+        runs within, so that its error reaches the ranks that would wait for this one. Of the model's `buffers` rank 0's
+        count."""
+        files: dict[str, Content] = {}
         replicas: Any = None
 
         def fill(tensors: TensorCollector) -> list[tuple[str, str]]:
             nonlocal replicas
-            tree, more = gather()
+            tree, more, frozen = gather()
             weights = {name: value for name, value in tree.items() if name not in (TRAINER, RANK)}
             text = _tree.flatten(tree, tensors)
+            if frozen:
+                self._frozen = self._frozen.now(frozenset(part_of(name, "") for name in frozen))
+                self.checkpointer._engine.freeze(tensors, self._frozen, tree, text)
             values, (shared, first, identical) = self.checkpointer._engine.replica_arguments(
                 step, tree, text, tensors, buffers=buffers
             )
@@ -84,7 +92,8 @@ class Run:
             files.update(more)
             if more:
                 adapter = "adapter_config.json" in more
-                files.update(weight_index(weights, tied_names(weights), "shard-00000.safetensors", adapter))
+                index = weight_index(weights, tied_names(weights), "shard-00000.safetensors", adapter, bool(frozen))
+                files.update(index)
             return [("tree", text), *values]
 
         def start(replace: bool, hold: float) -> Save:
@@ -104,7 +113,7 @@ class Run:
         read_files: Callable[[], Files],
     ) -> None:
         """The same for a model that FSDP2 has sharded; without an index of the weights."""
-        files: dict[str, bytes | PurePath] = {}
+        files: dict[str, Content] = {}
 
         def start(replace: bool, hold: float) -> Save:
             return sharded.start(

@@ -120,10 +120,20 @@ def test_several_adapters_resume(tmp_path: Path, base: Path) -> None:
     assert_same_weights(resumed.model, whole.model)
 
 
-def test_everything_is_saved_on_request(tmp_path: Path, base: Path) -> None:
-    first = a_trainer(tmp_path / "run", model=an_adapter(base), save_only_trainable=False)
+def test_everything_is_saved_on_request(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    a_gpt2(n_inner=20_000).save_pretrained(base)  # More than 1 MiB that is frozen: it is written once.
+    first = a_trainer(tmp_path / "run", model=an_adapter(base), save_only_trainable=False, save_total_limit=None)
     first.train()
-    assert any("base_layer" in name for name in names(folders(tmp_path / "run")[-1]))
+    kept = [file for folder in folders(tmp_path / "run") for file in folder.glob("kept-*")]
+    assert len(kept) == 4 and len({file.stat().st_ino for file in kept}) == 1
+    with safe_open(kept[0], "pt") as file:
+        assert any("base_layer" in name for name in file.keys())  # noqa: SIM118
+    newest = names(folders(tmp_path / "run")[-1])
+    assert newest and all("lora_" in name for name in newest)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    assert_same_weights(peft.PeftModel.from_pretrained(model, folders(tmp_path / "run")[-1]), first.model)
+
     second = a_trainer(tmp_path / "run", model=an_adapter(base, seed=2), max_steps=9)
     frozen = second.model.base_model.model.transformer.ln_f.weight
     saved = frozen.detach().clone()
