@@ -17,6 +17,7 @@ from ._ranks import replicas as replication
 from ._save import Checkpoint, Save
 from ._stop import SIGNALS, Stop
 from ._tree.casts import allows_loss
+from ._tree.frozen import FrozenNames
 from ._tree.tensors import TensorCollector, placement_of
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class Checkpointer:
         pin: bool = False,
         streams: Iterable[Any] = (),
         replicated: str | Iterable[str] | replication.Rules = (),
-        frozen: bool | str | Iterable[str] = (),
+        frozen: bool | str | Iterable[str] | FrozenNames = (),
         metadata: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Save:

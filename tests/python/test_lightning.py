@@ -202,6 +202,29 @@ def test_a_load_right_after_a_save_reads_what_it_saves(tmp_path: Path) -> None:
     assert steps == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
+class Based(Model):
+    """With more than 1 MiB that does not change, and buffers beside it, which each save copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.BatchNorm1d(600)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("frozen", [True, "state_dict/base*"])
+def test_what_is_frozen_is_written_once(tmp_path: Path, frozen: Any) -> None:
+    model = fit(
+        ModelCheckpoint(tmp_path / "run", save_top_k=-1, every_n_train_steps=4, filename="{step}"),
+        model=Based(),
+        io=an_io(frozen=frozen, host_memory="16MiB"),
+    )
+
+    files = [*(tmp_path / "run").glob("*.ckpt/kept-*")]
+    assert len(files) == 2 and len({file.stat().st_ino for file in files}) == 1
+    for (step, state), path in zip(model.saved, sorted((tmp_path / "run").iterdir()), strict=True):
+        assert str(step) in path.name
+        same(dict(cairn.lightning.load_checkpoint(path)["state_dict"]), state)
+
+
 def test_buffers_beside_the_state_dict_hold_what_was_there(tmp_path: Path) -> None:
     """As Lightning's WeightAveraging keeps them, in "current_model_state"."""
     model, io = Model(width=1_000_000), an_io()

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,8 +19,11 @@ from .._errors import InvalidArgument, unless_disk_hangs
 from .._memory import cloned
 from .._path_store import PathStore
 from .._paths import local_path
+from .._ranks.replicas import patterns_of
 from .._save import Save
 from .._tree.casts import allows_loss
+from .._tree.frozen import FrozenNames
+from .._tree.paths import join, part_of
 from .._tree.tensors import Placement
 from .package import pl
 from .values import check_kept, device_of, to_device
@@ -38,11 +41,17 @@ class CheckpointIO(_CheckpointIO):
     does that. With cairn.lightning.Callback saves go on while training does; without one each is durable when its call
     returns. A failure in the background is raised by the next save and at the end of the fit.
 
+    `frozen` as in Checkpointer.save: what does not change is written once, and linked. True means the parameters of the
+    fit's module that have requires_grad=False, patterns take names such as "state_dict/backbone.*". It has an effect
+    only with cairn.lightning.Callback, and none for sharded strategies.
+
     A module's tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is
     logged. Else the load is refused, unless `cast` is "allow".
     """
 
-    def __init__(self, *, cast: str | None = None, **options: Any) -> None:
+    def __init__(self, *, frozen: bool | str | Iterable[str] = (), cast: str | None = None, **options: Any) -> None:
+        self._frozen = frozen if isinstance(frozen, bool) else patterns_of("frozen", frozen)
+        self._frozen_names = FrozenNames()
         self._store = PathStore(**options)
         self.cast = cast
         allows_loss(cast)
@@ -182,7 +191,15 @@ class CheckpointIO(_CheckpointIO):
     def _start(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> Future[None]:
         with _hints():
             check_kept(checkpoint, "")
-            return self._store.save(checkpoint, path)
+            return self._store.save(checkpoint, path, self._save)
+
+    def _save(self, checkpointer: Checkpointer, step: int, checkpoint: dict[str, Any]) -> Save:
+        if self._frozen is not True:
+            return checkpointer.save(step, checkpoint, frozen=self._frozen)
+        module = () if self._module is None else self._module.named_parameters(remove_duplicate=False)
+        names = (join("state_dict", part_of(name, "state_dict")) for name, one in module if not one.requires_grad)
+        self._frozen_names = self._frozen_names.now(frozenset(names))
+        return checkpointer.save(step, checkpoint, frozen=self._frozen_names)
 
     def _with_cloned_buffers(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Forward changes buffers (batch norm's averages), and only the optimizer's step after it is fenced."""
