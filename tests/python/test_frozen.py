@@ -211,3 +211,69 @@ def test_what_freezes_nothing_is_named(run, caplog):
     run.checkpointer.save(3, {"model": run.model}, frozen=["modell/*"]).wait()
 
     assert '"modell/*" matches nothing that this process saves' in caplog.text
+
+
+class Stages(torch.nn.Module):
+    """Its three layers are frozen and trained in turns; the base comes to the optimizer as a later group."""
+
+    TRAINED = (["a"], ["b"], ["b", "base"], ["a"], ["a", "b", "base"])
+
+    def __init__(self, stage):
+        torch.manual_seed(1)
+        super().__init__()
+        self.a, self.b, self.base = torch.nn.Linear(8, 8), torch.nn.Linear(8, 600), torch.nn.Linear(600, 600)
+        self.optimizer = torch.optim.AdamW([*self.a.parameters(), *self.b.parameters()], fused=True)
+        for earlier in range(stage + 1):
+            self.begin(earlier)
+
+    def begin(self, stage):
+        for name, layer in self.named_children():
+            layer.requires_grad_(name in self.TRAINED[stage])
+        if stage == 2:
+            self.optimizer.add_param_group({"params": [*self.base.parameters()], "lr": 0.1})
+
+    def go_through(self, stage):
+        """Begins it, and makes two steps."""
+        self.begin(stage)
+        for step in range(2):
+            self.base(self.b(self.a(torch.full((2, 8), float(stage + step))))).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def held(self):
+        """Weights and moments, by name."""
+        moments = self.optimizer.state_dict()["state"]
+        found = {f"{at}/{key}": value for at, of in moments.items() for key, value in of.items()}
+        return {name: tensor.clone() for name, tensor in {**self.state_dict(), **found}.items()}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_moments_stay_while_parameters_are_frozen_and_trained_in_turns(tmp_path, frozen):
+    """Some parameters have no state yet, some are frozen with theirs, and one group is added later."""
+
+    def tree(model):
+        return {"model": model, "optimizer": model.optimizer}
+
+    whole, expected, kept_files = Stages(-1), [], []
+    with cairn.Checkpointer(str(tmp_path / "run"), host_memory=32 << 20, keep_last=0) as checkpointer:
+        checkpointer.protect(whole.optimizer)
+        for stage in range(5):
+            whole.go_through(stage)
+            checkpointer.save(stage, tree(whole), frozen=frozen).wait()
+            expected.append(whole.held())
+            kept_files.append(kept(checkpointer.checkpoints()[-1].path))
+    assert len(expected[0]) < len(expected[1]) < len(expected[2])
+    assert [one != [] for one in kept_files] == [frozen, frozen, False, frozen, False]
+
+    for stage in range(5):
+        resumed = Stages(stage)
+        with cairn.Checkpointer(str(tmp_path / "run"), read_only=True) as reader:
+            reader.restore(tree(resumed), stage)
+        assert same(resumed.held(), expected[stage]), stage
+        for later in range(stage + 1, 5):
+            resumed.go_through(later)
+        assert same(resumed.held(), expected[-1]), stage
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[name], one) for name, one in expected.items())
