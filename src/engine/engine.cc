@@ -199,7 +199,9 @@ void Engine::Advance() {
   };
   const bool frees_space = std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->frees_space(); });
   if (writer_that(&ShardWriter::begins) == nullptr && !frees_space) {
-    if (ShardWriter* next = writer_that(&ShardWriter::may_begin)) next->Begin();
+    // A younger one must not take the room that the oldest waits for.
+    ShardWriter* const next = writer_that(&ShardWriter::is_ready);
+    if (next != nullptr && !next->awaits_room()) next->Begin();
   }
   copies_paused_ = CopiesPaused();
   bool chunks = !copies_paused_;
@@ -223,8 +225,8 @@ bool Engine::MakesRoom(const ShardWriter& writer) const {
   if (retention_.busy()) return true;
   for (const auto& job : jobs_) {
     if (job->writer() == &writer) return false;
-    // One that waits for its caller may wait for long. One that has ended is about to let retention begin.
-    if (job->writer() == nullptr || !job->writer()->release_by()) return true;
+    // One that has ended is about to let retention begin.
+    if (job->writer() == nullptr || !job->writer()->release_by() || writer.waits_for_held()) return true;
   }
   return false;
 }

@@ -11,7 +11,9 @@
 namespace cairn {
 namespace {
 
-// How long another rank than the coordinator waits for room on a full disk.
+// How long a save on a full disk waits for an older one that its caller has not released: the caller may wait for it.
+constexpr std::chrono::seconds kHeldRoom{10};
+// How long another rank than the coordinator waits for what that removes.
 constexpr std::chrono::nanoseconds kOthersRoom = std::chrono::seconds(1);
 
 }  // namespace
@@ -133,17 +135,26 @@ std::optional<KeptSpec> ShardWriter::SpecOfKept() {
 
 void ShardWriter::Begin() {
   if (!stage_.MoveTo(Stage::kBeginning)) return;
+  made_room_ = context_.makes_room(*this);
   attempt_->Begin(Later(&ShardWriter::OnBegun));
 }
 
 bool ShardWriter::TriesAgain() {
   // Another rank does not know what rank 0 removes.
-  if (tries_again_ || (context_.parts.group->rank() == 0 && !context_.makes_room(*this))) return false;
+  const bool expects = context_.parts.group->rank() != 0 || made_room_ || context_.makes_room(*this);
+  if (tries_again_ || !expects) return false;
   tries_again_ = true;
   ++context_.parts.metrics->retries;
   makes_room_ = true;
+  held_by_ = Deadline::In(kHeldRoom);
   MakeAttempt();
   return stage_.MoveTo(Stage::kReady);
+}
+
+Deadline ShardWriter::room_at() const {
+  if (!awaits_room()) return Deadline::Infinite();
+  if (!makes_room_) return room_at_;
+  return waits_for_held() ? held_by_ : Deadline::Infinite();
 }
 
 void ShardWriter::PollRoom() {

@@ -70,15 +70,18 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// Call it when the stream is laid out and the attempt has its name. `source` lives until Stop, or the end. `before`
   /// is what the snapshot's choice links or confirms.
   void MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source, std::shared_ptr<KeptFile> before);
-  [[nodiscard]] bool may_begin() const { return stage_ == WriterStage::kReady && !awaits_room(); }
+  /// It may begin, once there is room.
+  [[nodiscard]] bool is_ready() const { return stage_ == WriterStage::kReady; }
   /// Creates its file, or takes over a spare. If the disk is full, it may begin once more when what is being removed,
   /// and what older saves let go, has made room.
   void Begin();
   [[nodiscard]] bool awaits_room() const { return tries_again_ && (makes_room_ || !room_at_.passed()); }
-  /// Looks whether it may begin once more. Call it before may_begin.
+  /// Looks whether it may begin once more. Call it before awaits_room.
   void PollRoom();
   /// When to do so though nothing has happened.
-  [[nodiscard]] Deadline room_at() const { return awaits_room() && !makes_room_ ? room_at_ : Deadline::Infinite(); }
+  [[nodiscard]] Deadline room_at() const;
+  /// Whether an older save that waits for its caller counts as one that makes room: for a while only.
+  [[nodiscard]] bool waits_for_held() const { return !held_by_.passed(); }
   /// Begin is in progress, even if the save has failed meanwhile.
   [[nodiscard]] bool begins() const { return attempt_ != nullptr && attempt_->beginning(); }
   [[nodiscard]] bool has_file() const { return attempt_ != nullptr && attempt_->begun(); }
@@ -184,7 +187,10 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   // There was no space for its file, and it begins once more: when nothing makes room any more, and not before this.
   bool tries_again_ = false;
   bool makes_room_ = false;
+  // Something did when its Begin was called: there may be room by now.
+  bool made_room_ = false;
   Deadline room_at_ = Deadline::Infinite();
+  Deadline held_by_ = Deadline::Infinite();
   std::deque<std::shared_ptr<FilledChunk>> ready_;
   // Of this rank's tensors, once sealing begins; of all ranks', from Commit on.
   NonFinite nonfinite_ = NonFinite::kNone;

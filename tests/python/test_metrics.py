@@ -300,3 +300,24 @@ def test_training_stops_after_so_many_failures_in_a_row(make: Make) -> None:
     checkpointer.check()
     assert checkpointer.stats["newest_step"] == 6 and checkpointer.stats["disk_free_bytes"] > 0
     checkpointer.close()
+
+
+# There is room for the checkpoint that is kept and one more.
+FULL = """
+import sys, cairn, numpy
+with cairn.Checkpointer(sys.argv[1], host_memory="32MiB", chunk="1MiB", queue_depth=2, keep_last=1, recycle=False) as run:
+    for step in range(1, 13):
+        run.save(step, {"w": numpy.ones(1 << 20)})
+    run.drain()
+    assert run.steps() == [12] and run.stats["saves_durable"] == 12, run.stats
+"""
+
+
+def test_saves_on_a_full_disk_wait_for_what_retention_removes(tmp_path: Path) -> None:
+    inside = ["unshare", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=20m none {tmp_path}"
+    tried = subprocess.run([*inside, mount], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"mounting a tmpfs: {tried.stderr}")
+    program = f'{mount} && exec "$0" -c "$1" {tmp_path}/run'
+    subprocess.run([*inside, program, sys.executable, FULL], check=True, env=ENVIRONMENT)
