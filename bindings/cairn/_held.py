@@ -22,10 +22,12 @@ def log_events(events: Events) -> None:
         if not _log.isEnabledFor(level):
             continue
         step = fields["cairn_step"]
-        about = "" if step is None else f"step {step}: "
         text = message or str(fields["cairn_event"])
+        says = fields["cairn_phase"] == "restore" or text.startswith((f"step {step}:", f"step {step} "))
+        if step is not None and not says:
+            text = f"step {step}: {text}"
         try:
-            _log.log(level, "%s", text if text.startswith(about) else about + text, extra=fields)
+            _log.log(level, "%s", text, extra=fields)
         except Exception:  # noqa: BLE001 (the program's)
             traceback.print_exc()
 
