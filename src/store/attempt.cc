@@ -318,6 +318,8 @@ IoTask<Status> Attempt::BeginKept() {
 // NotFound if there can be no link.
 IoTask<Status> Attempt::LinkKept(const UniqueFd& file) {
   IoResult linked = co_await io::Link(file, spec_.kept->name, kept_->path());
+  // The reply to an NFS client's first request was lost.
+  if (linked.error == EEXIST && co_await IsStillSameFile(kept_->path(), file)) linked = {};
   if (linked.error != EEXIST) kept_->MayExist();
   kept_gone_ = linked.error == ENOENT;
   if (CannotLink(linked.error)) co_return Error(StatusCode::kNotFound, "{}", linked.status.message());

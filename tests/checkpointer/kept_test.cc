@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "cairn/cairn.h"
@@ -444,6 +445,29 @@ TEST_F(Kept, CapturedWaitsForNoLinkAndNoName) {
   ASSERT_EQ(first.WaitDurable(Soon()), Status::Ok());
   ASSERT_EQ(second.WaitDurable(Soon()), Status::Ok());
   ExpectFrozenIn(root(), kSeed, 2);
+}
+
+TEST_F(Kept, OfAWriterThatWasDisplacedIsNotLinked) {
+  Open();
+  ASSERT_EQ(Save(1), Status::Ok());
+  ASSERT_EQ(Save(2), Status::Ok());
+  Options taking = SmallOptions(root());
+  taking.keep_last = 0;
+  taking.take_over = true;
+  const auto displaced = std::exchange(checkpointer_, OpenOrFail(taking));
+  ASSERT_NE(checkpointer_, nullptr);
+
+  const auto small = SmallState(3);
+  const auto late = displaced->Save(3, frozen_.With(small->state()));
+  ASSERT_TRUE(late.ok()) << late.status();
+  EXPECT_EQ(late->WaitDurable(Soon()).code(), StatusCode::kFailedPrecondition);
+  ASSERT_EQ(Save(3), Status::Ok());
+  ASSERT_EQ(Save(4), Status::Ok());
+
+  EXPECT_TRUE(Linked(1, 2));
+  EXPECT_FALSE(Linked(2, 3));
+  EXPECT_TRUE(Linked(3, 4));
+  ExpectWhole();
 }
 
 TEST_F(Kept, IsNotOpenInForkedChildren) {

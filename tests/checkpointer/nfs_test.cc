@@ -266,6 +266,37 @@ TEST_F(Nfs, DisplacedWriterFailsAndLeavesNothing) {
   ExpectNothingLeft();
 }
 
+// The file that the next save links is open: it must not hold up the removal of any step that has it. A link whose
+// reply was lost is found to be there; one that is refused is a copy.
+TEST_F(Nfs, LinksWhatIsFrozen) {
+  const auto plan = FaultPlan::Make();
+  auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  FrozenTensor frozen;
+  frozen.Fill(5);
+  const auto save = [&](std::uint64_t step) {
+    const auto small = SmallState(step);
+    const auto one = checkpointer->Save(step, frozen.With(small->state()));
+    ASSERT_TRUE(one.ok()) << one.status();
+    ASSERT_EQ(one->WaitDurable(Soon()), Status::Ok());
+    ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  };
+  save(1);
+  save(2);
+  plan->FailAfter({.op = IoOp::kLink, .nth = 1}, EEXIST);
+  save(3);
+  EXPECT_THAT(Warnings(), IsEmpty());
+  plan->Fail({.op = IoOp::kLink, .nth = 1}, EMLINK);
+  save(4);
+  save(5);
+
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 4, 5));
+  EXPECT_THAT(Warnings(), ElementsAre(HasSubstr("step 4: what is frozen was copied")));
+  ExpectFrozenIn(root(), 5);
+  checkpointer.reset();
+  ExpectNothingLeft();
+}
+
 TEST_F(Nfs, LostLockFailsEverySaveUntilTheRootIsOpenedAgain) {
   const auto first = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(first, nullptr);
