@@ -90,6 +90,14 @@ void CorpusState::Add(const std::string& name, DType dtype, const Shape& shape, 
   tensors_.push_back(std::move(tensor));
 }
 
+void CorpusState::FreezeIn(State& state) const {
+  for (const Tensor& tensor : tensors_) {
+    TensorView view = tensor.view;
+    view.frozen = true;
+    Require(state.Add(tensor.name, view));
+  }
+}
+
 void CorpusState::Tie(const std::string& name, const std::string& holder) {
   for (const Tensor& tensor : tensors_) {
     if (tensor.name == holder) return Require(state_.Add(name, tensor.view));
@@ -186,6 +194,12 @@ CorpusState CorpusLarge() {
   state.Add("counts", DType::kI64, {3});  // Its dtype puts it first.
   state.Add("sparse.weight", DType::kF32, {401, 661});
   state.Add("sparse.tail", DType::kU8, {5});
+  return state;
+}
+
+CorpusState CorpusFrozen() {
+  CorpusState state;
+  state.Add("sparse.base", DType::kF32, {401, 661});
   return state;
 }
 

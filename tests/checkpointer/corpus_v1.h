@@ -19,6 +19,8 @@ class CorpusState {
  public:
   void Add(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape,
            std::optional<TensorPart> part = std::nullopt);
+  /// Adds its tensors to another state, as frozen ones.
+  void FreezeIn(State& state) const;
   /// Gives the tensor `holder` a second name.
   void Tie(const std::string& name, const std::string& holder);
 
@@ -54,6 +56,8 @@ constexpr int kCorpusRanks = 3;
 
 /// Two checksum blocks of data, with a tensor across a block boundary. Most bytes are zero.
 [[nodiscard]] CorpusState CorpusLarge();
+/// A frozen tensor of more than 1 MiB, beside CorpusUnchecked's. Most bytes are zero.
+[[nodiscard]] CorpusState CorpusFrozen();
 /// Two small tensors.
 [[nodiscard]] CorpusState CorpusUnchecked();
 

@@ -88,6 +88,7 @@ TEST_F(CorpusV1, VerifiesEveryCheckpoint) {
                                                                 {"ranks", {7}},
                                                                 {"large", {1}},
                                                                 {"unchecked", {3}},
+                                                                {"kept", {1, 2}},
                                                                 {"tree", {4}},
                                                                 {"replicas", {5}},
                                                                 {"dcp", {6}}};
@@ -185,6 +186,24 @@ TEST_F(CorpusV1, RestoresWithoutChecksums) {
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->tensors, 2U);
   EXPECT_THAT(state.Wrong(3), IsEmpty());
+}
+
+TEST_F(CorpusV1, RestoresWhatStepOneKept) {
+  const auto checkpointer = Open(kCorpus / "kept");
+  for (const std::uint64_t step : {1U, 2U}) {
+    CorpusState state = CorpusUnchecked();
+    CorpusState frozen = CorpusFrozen();
+    frozen.FreezeIn(state.state());
+
+    const auto restored = checkpointer->Restore(Step(step), state.state());
+
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(restored->tensors, 3U);
+    EXPECT_THAT(state.Wrong(step), IsEmpty());
+    EXPECT_THAT(frozen.Wrong(1), IsEmpty());
+  }
+  EXPECT_THAT(*checkpointer->List(),
+              ElementsAre(Field(&CheckpointInfo::linked, false), Field(&CheckpointInfo::linked, true)));
 }
 
 TEST_F(CorpusV1, RestoresThreeRanksOnOtherNumbersOfRanks) {

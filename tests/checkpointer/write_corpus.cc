@@ -107,6 +107,7 @@ void Write(const std::string& folder) {
   WriteRanks(folder + "/ranks");
   WriteOne(folder + "/large", CorpusLarge(), 1, true);
   WriteOne(folder + "/unchecked", CorpusUnchecked(), 3, false);
+  WriteKept(folder + "/kept");
   RemoveLocks(folder);
 }
 

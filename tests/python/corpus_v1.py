@@ -16,7 +16,7 @@ import torch
 from trees import Mode
 
 FOLDER = Path(__file__).parent.parent / "format" / "corpus-v1"
-CPP_ROOTS = ["single", "ranks", "large", "unchecked"]
+CPP_ROOTS = ["single", "ranks", "large", "unchecked", "kept"]
 PYTHON_ROOTS = ["tree", "replicas", "dcp"]
 REPLICATED = ["model/*", "step"]
 RANKS = 2
