@@ -34,6 +34,21 @@ UniqueFd Create(const std::string& path) {
   return fd;
 }
 
+/// The kept files that the manifest's text names, each once. Only plain names: they become files.
+std::vector<std::string> KeptNames(std::string_view manifest) {
+  constexpr std::string_view kStart = "{\"file\":\"";
+  constexpr std::string_view kPlain = "-.0123456789abcdefghijklmnopqrstuvwxyz";
+  std::vector<std::string> names;
+  for (std::size_t at = manifest.find(kStart); at != std::string_view::npos; at = manifest.find(kStart, at)) {
+    at += kStart.size();
+    const std::string_view name = manifest.substr(at, std::min(manifest.find('"', at), manifest.size()) - at);
+    const bool plain = name.starts_with("kept-") && name.size() < 100;
+    if (!plain || name.find_first_not_of(kPlain) != std::string_view::npos) continue;
+    if (std::ranges::find(names, name) == names.end()) names.emplace_back(name);
+  }
+  return names;
+}
+
 }  // namespace
 
 Plan PlanOf(std::string_view bytes) {
@@ -69,7 +84,9 @@ void FuzzedFolder::Write(std::string_view input) {
   std::string manifest(sections.size() > 1 ? sections[1] : "");
   if (!plan_.manifest_as_is) {
     for (const FuzzedShard& shard : shards_) {
-      FillShard(manifest, shard.name, shard.file_bytes(), Crc32c(std::as_bytes(std::span(shard.header))));
+      const std::uint32_t digest = Crc32c(std::as_bytes(std::span(shard.header)));
+      FillShard(manifest, shard.name, shard.file_bytes(), digest);
+      FillKept(manifest, shard.name, shard.file_bytes(), digest);
     }
   }
   Append(Create(path_ + "/" + std::string(kManifestName)), SealManifest(manifest));
@@ -78,8 +95,13 @@ void FuzzedFolder::Write(std::string_view input) {
 
 void FuzzedFolder::MakeShards(const std::vector<std::string_view>& sections) {
   shards_.clear();
-  for (std::size_t i = 2; i < std::min(sections.size(), 2 + kMostShards); ++i) {
-    FuzzedShard shard{.name = ShardName(i - 2), .data = pattern_.data() + (i - 2) * kShift};
+  const std::vector<std::string> kept = KeptNames(sections.size() > 1 ? sections[1] : "");
+  const std::size_t end = std::min(sections.size(), 2 + kMostShards);
+  for (std::size_t i = 2; i < end; ++i) {
+    // The last ones are the kept files.
+    const std::size_t left = end - i;
+    FuzzedShard shard{.name = left <= kept.size() ? kept[kept.size() - left] : ShardName(i - 2),
+                      .data = pattern_.data() + (i - 2) * kShift};
     std::string json(sections[i]);
     std::string laid_out = json;
     shard.data_bytes = std::min(LayOutTensors(laid_out, kMostData), kMostData);

@@ -42,7 +42,8 @@ struct FuzzedShard {
   [[nodiscard]] std::uint64_t file_bytes() const { return header.size() + data_bytes; }
 };
 
-/// A checkpoint's folder made from hostile text: plan, manifest, headers. The shards' data differ at every position.
+/// A checkpoint's folder made from hostile text: plan, manifest, headers; those of the kept files that the manifest
+/// names are the last. The shards' data differ at every position.
 class FuzzedFolder {
  public:
   static constexpr std::size_t kMostShards = 4;

@@ -121,6 +121,23 @@ std::string HeaderBytes(std::string_view json) {
   return bytes;
 }
 
+void FillKept(std::string& manifest, std::string_view name, std::uint64_t length, std::uint32_t header_digest) {
+  const std::string start = "{\"file\":\"" + std::string(name) + "\",\"rank\":";
+  std::string digits;
+  AppendHex32(digits, header_digest);
+  for (std::size_t at = manifest.find(start); at != std::string::npos; at = manifest.find(start, at)) {
+    at += start.size();
+    const auto fill = [&](std::string_view key, std::string_view ends, const std::string& value) {
+      const std::size_t found = manifest.find(key, at);
+      if (found >= manifest.find('}', at)) return;
+      const std::size_t from = found + key.size();
+      manifest.replace(from, std::min(manifest.find_first_of(ends, from), manifest.size()) - from, value);
+    };
+    fill("\"length\":", ",}", std::to_string(length));
+    fill("\"header_digest\":\"", "\"", digits);
+  }
+}
+
 void FillShard(std::string& manifest, std::string_view name, std::uint64_t length, std::uint32_t header_digest) {
   const std::string start = "{\"file\":\"" + std::string(name) + "\",\"length\":";
   for (std::size_t at = manifest.find(start); at != std::string::npos; at = manifest.find(start, at)) {

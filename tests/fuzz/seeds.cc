@@ -7,6 +7,7 @@
 #include <functional>
 #include <iostream>
 #include <iterator>
+#include <set>
 #include <span>
 
 #include "api/wiring.h"
@@ -103,10 +104,26 @@ class Seeds {
       sections += std::string(kSeparator) + json;
       runs.push_back(RunOf(shard));
     }
+    for (const std::string& kept : KeptIn(folder)) {
+      const std::string shard = ReadFile(folder / kept);
+      const std::string json = shard.substr(8, shard.find_last_of('}', shard.find("  ", 8)) - 7);
+      Write("shard_header", name + "-" + kept.substr(0, 10), json);
+      sections += std::string(kSeparator) + json;
+      runs.push_back(RunOf(shard));
+    }
     WriteIndex(name, runs);
     for (const auto& [plan, bytes] : plans) {
       Write("restore", name + "-" + plan, bytes + std::string(kSeparator) + sections);
     }
+  }
+
+  static std::set<std::string> KeptIn(const fs::path& folder) {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with("kept-")) names.insert(name);
+    }
+    return names;
   }
 
   static std::string RunOf(const std::string& shard) {
@@ -180,6 +197,18 @@ void FillLarge(State& state, int rank, SaveOptions& /*options*/) {
   Add(state, "small", DType::kC64, {2, 2, 2}, 3U << 20);
 }
 
+// Each rank has a kept file beside its shard.
+void FillFrozen(State& state, int rank, SaveOptions& /*options*/) {
+  const std::int64_t n = rank;
+  Check(state.Add("base", {.data = memory.data(),
+                           .dtype = DType::kF32,
+                           .shape = {300, 1000},
+                           .part = TensorPart{"base", {600, 1000}, {300 * n, 0}},
+                           .frozen = true}));
+  Add(state, "adapter", DType::kBF16, {4, 3}, 2U << 20);
+  Check(state.Set("rank", n));
+}
+
 // Errors that need more than one change to a valid header.
 void WriteHostileHeaders(const Seeds& seeds) {
   const auto write = [&](const std::string& name, const std::string& json) {
@@ -236,6 +265,11 @@ void Make(const fs::path& corpus) {
               {"whole", Bytes({0, 0, 0, 0, 0, 0, 1, 0})},
               {"cut", Bytes({32, 0, 0, 0, 0, 0, 2, 5, 0, 2, 4, 1, 10, 1})},
               {"flipped", Bytes({1, 1, 159, 36})}});
+  seeds.Save("kept", 2, FillFrozen,
+             {{"as-saved", Bytes({0, 0, 0, 0, 1})},
+              {"tools", Bytes({32, 0, 0, 0, 1})},
+              {"whole", Bytes({0, 0, 0, 0, 0, 2, 1, 0, 0, 2, 9})},
+              {"flipped", Bytes({1, 2, 159, 36})}});
 }
 
 }  // namespace
