@@ -129,7 +129,8 @@ void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::o
 bool TreeTensors::AddPart(std::string_view name, py::handle tensor, const py::object& part) {
   Tensor read;
   std::int64_t room = 0;
-  if (torch_ == nullptr || !torch_->Knows(tensor) || !torch_->Read(tensor, read.dense, seen_.extents, &room)) return false;
+  if (torch_ == nullptr || !torch_->Knows(tensor) || !torch_->Read(tensor, read.dense, seen_.extents, &room))
+    return false;
   if (std::optional<TensorPart> of = PartFrom(part)) seen_.parts.emplace_back(seen_.tensors.size(), *std::move(of));
   AddRead("", name, read, tensor, room);
   return true;
