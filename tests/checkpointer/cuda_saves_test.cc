@@ -84,6 +84,8 @@ TEST_F(CudaSaves, FewOperationsAreOutstandingWhileTheCallersStreamIsBusy) {
 
     const auto save = checkpointer_->Save(staging + 1, state, {.streams = {stream}});
     ASSERT_TRUE(save.ok()) << save.status();
+    const Deadline begins = Deadline::In(kPatience);
+    while (Copies() == before && !begins.passed()) std::this_thread::yield();
     EXPECT_EQ(save->WaitCaptured(Deadline::In(std::chrono::milliseconds(300))).code(), StatusCode::kDeadlineExceeded);
     const int while_busy = Copies() - before;
     step_may_end.set_value();

@@ -152,7 +152,14 @@ def test_frozen_parameters_stay_frozen(tmp_path: Path, how: dict[str, bool]) -> 
             part.requires_grad_(False)
         return model
 
-    resumed = resumed_is_whole(tmp_path, 4, make, **how)
+    class Waits(cairn.huggingface.Trainer):
+        """Until a save is durable: only then can the next one link what it holds."""
+
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            super()._save_checkpoint(*args, **kwargs)
+            self._cairn.newest.wait()
+
+    resumed = resumed_is_whole(tmp_path, 4, make, kind=Waits, **how)
 
     assert not resumed.model.transformer.wte.weight.requires_grad
     files = [[*folder.glob("kept-*")] for folder in folders(tmp_path)]

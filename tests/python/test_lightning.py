@@ -212,8 +212,15 @@ class Based(Model):
 
 @pytest.mark.parametrize("frozen", [True, "state_dict/base*"])
 def test_what_is_frozen_is_written_once(tmp_path: Path, frozen: Any) -> None:
+    class Waits(ModelCheckpoint):
+        """Until a save is durable: only then can the next one link what it holds."""
+
+        def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+            super()._save_checkpoint(trainer, filepath)
+            cairn.lightning.load_checkpoint(filepath)
+
     model = fit(
-        ModelCheckpoint(tmp_path / "run", save_top_k=-1, every_n_train_steps=4, filename="{step}"),
+        Waits(tmp_path / "run", save_top_k=-1, every_n_train_steps=4, filename="{step}"),
         model=Based(),
         io=an_io(frozen=frozen, host_memory="16MiB"),
     )
