@@ -11,6 +11,8 @@ from dcp_worlds import Worlds, end, one, shards, worlds
 from torch.distributed import checkpoint as dcp
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+from cairn._dcp.compare import check_tiled
+
 __all__ = ["worlds"]  # A fixture.
 
 
@@ -91,6 +93,32 @@ def test_parts_of_different_tensors_under_one_name_are_refused(
     for answer in two.answers(how):
         assert f'"d" is {said}' in answer.get("message", ""), answer
     assert shards(root, 1) == []
+
+
+def test_parts_that_do_not_make_the_whole_are_refused(worlds: Worlds) -> None:
+    whole = "float32 [{}] of [8, 2]".format
+    for second, shape in (((2, 0), "4, 2"), ((4, 0), "2, 2"), ((4, 1), "4, 1"), ((4, 0), "0, 2")):
+        with pytest.raises(cairn.InvalidArgument, match='"w": expected parts that make the whole of '):
+            check_tiled([[(("w", (0, 0)), whole("4, 2"))], [(("w", second), whole(shape))]])
+    halves = [[(("w", (row, column)), whole("4, 1")) for row in (0, 4)] for column in (0, 1)]
+    check_tiled([*halves, halves[0], [(("w", (8, 0)), whole("0, 2")), (("v", ()), "int64 [3]")]])
+
+    world = worlds(2)
+    part = "{'w': distribute_tensor(torch.ones(8, 1), mesh, [Shard(0)]), 'x': 1}"
+    for answer in world.answers(
+        f"s = {part}; s.pop('w') if rank else 0; cairn.dcp.save(s, storage_writer=cairn.dcp.StorageWriter(c, 1))"
+    ):
+        assert answer["error"] == "InvalidArgument" and "8 elements, found 4 in 1 parts" in answer["message"], answer
+    # The same memory, read in two ways.
+    got = world.all("""
+z = torch.tensor([[1 + 2j, 3 + 4j]], dtype=torch.complex64)
+x, y = (DTensor.from_local(one, mesh, [Shard(0)], run_check=False) for one in (z, z.conj()))
+cairn.dcp.save({"x": x, "y": y}, storage_writer=cairn.dcp.StorageWriter(c, 2))
+got = load({"x": torch.zeros_like(x), "y": torch.zeros_like(x)}, 2)
+[torch.equal(got["x"].to_local(), z), torch.equal(got["y"].to_local(), z.conj())]
+""")
+    assert got == [[True, True]] * 2
+    end(world)
 
 
 def test_every_cutting_of_dtensors_loads_into_every_other(worlds: Worlds, root: Path) -> None:

@@ -76,7 +76,7 @@ def _open(root: str, process_group: Any, no_dist: bool, options: dict[str, Any])
             group = process_group or dist.group.WORLD
             Uploads.wait_before()  # Its ranks meet through the group.
         for other in _roots.values():
-            if other is not known and not other.handed_out and other.is_idle:
+            if other is not known and not other.handed_out and _is_idle_everywhere(other):
                 _close(other)
         known.checkpointer = Checkpointer(root, **{"keep_last": 0, "group": group, **options})
         if known.loaded is not None:
@@ -85,6 +85,13 @@ def _open(root: str, process_group: Any, no_dist: bool, options: dict[str, Any])
     elif options:
         raise InvalidArgument(f"{root} is open already: options count at the first call only")
     return known
+
+
+def _is_idle_everywhere(root: _Root) -> bool:
+    """On all its ranks, which see a save end at different times: one must not close what another still saves with."""
+    if root.checkpointer is None or root.checkpointer._engine.closed or root.checkpointer.world == 1:
+        return root.is_idle
+    return all(one == b"idle" for one in root.checkpointer._engine.ranks.exchange("idle", b"idle" * root.is_idle))
 
 
 def _close(known: _Root) -> None:

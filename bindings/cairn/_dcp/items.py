@@ -219,7 +219,7 @@ def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> l
         if piece.offset is None:
             continue
         tensor = piece.tensor
-        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), piece.offset, piece.size)
+        memory = (*memory_of(tensor), piece.offset, piece.size)
         if tensor.numel() and (holder := held.setdefault(memory, piece.fqn)) != piece.fqn:
             tied.append((piece.fqn, piece.offset, holder))
             continue
@@ -533,4 +533,4 @@ def is_step(checkpoint_id: Any) -> bool:
 
 
 def memory_of(tensor: Any) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()

@@ -20,6 +20,7 @@ from .compare import (
     Holders,
     Unproved,
     check_identical,
+    check_tiled,
     holders_of,
     pack,
     refuse,
@@ -172,7 +173,9 @@ class WriteShares:
             [((fqn, tuple(offset)), size, what, layout) for (fqn, offset), size, what, layout in held]
             for (_, _, held), _ in said
         ]
-        check_identical([[(key, what) for key, _, what, _ in held] for held in lists])
+        described_lists = [[(key, what) for key, _, what, _ in held] for held in lists]
+        check_identical(described_lists)
+        check_tiled(described_lists)
         holders = holders_of(lists)
         shared_values: dict[Holders, list[str]] = {}
         for fqn in sorted({fqn for _, found in said for fqn in found}):
