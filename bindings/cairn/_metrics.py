@@ -19,7 +19,7 @@ from ._errors import Error, FailedPrecondition, Unsupported
 if TYPE_CHECKING:
     from ._core import Checkpointer as CoreCheckpointer
 
-_PATIENCE = 5.0  # Seconds for one request: a client that stands still must not keep the others waiting.
+_PATIENCE = 5.0  # Seconds for what a client sends: its thread must end.
 _ENDING = 1.0  # Seconds for the thread to end.
 # What torchrun, Open MPI, Intel MPI and SLURM tell each rank of its place on its node.
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -58,7 +58,9 @@ class _Handler(WSGIRequestHandler):
         """Nothing: scrapes are no news."""
 
 
-class _Server(WSGIServer):
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True  # One for each connection: a client that stands still keeps no other waiting.
+    block_on_close = False
     ending = False
 
     def server_bind(self) -> None:

@@ -224,7 +224,9 @@ Checkpointer::~Checkpointer() {
   static_cast<void>(impl_->engine->WaitIdle(impl_->abandons_at_once ? Deadline::In({}) : Inside::AbandonsBefore(end)));
   const bool grown = impl_->growth == nullptr || impl_->growth->End(end);
   const bool stopped = impl_->engine->Stop(end);
-  const bool removed = impl_->metrics_file == nullptr || impl_->metrics_file->End(end);
+  // Its disk is not the root's, and nothing is lost with it.
+  const auto soon = Deadline::At(std::min(end.when(), Deadline::In(std::chrono::seconds(1)).when()));
+  const bool removed = impl_->metrics_file == nullptr || impl_->metrics_file->End(soon);
   if (stopped && impl_->blocking->idle() && grown && removed) return;
   // Leaked if a thread does not stop: it, the kernel and the devices go on using it.
   impl_.release()->LeaveBehind();

@@ -176,8 +176,9 @@ TEST(Metrics, AFileForEachRankIsReplacedAndGoesWithItsJob) {
   options.metrics_file = dir / "job.prom";
   auto ranks = OpenRanks(2, options);
   ASSERT_EQ(ranks.size(), 2U);
-  for (const auto& rank : ranks) {
-    ASSERT_EQ(rank->Save(1, SmallState(1, rank == ranks[0] ? 0 : 1)->state()).status(), Status::Ok());
+  const std::array states{SmallState(1, 0), SmallState(1, 1)};
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    ASSERT_EQ(ranks[i]->Save(1, states[i]->state()).status(), Status::Ok());
   }
   for (const auto& rank : ranks) ASSERT_EQ(rank->Drain(Soon()), Status::Ok());
 
