@@ -413,7 +413,13 @@ void TreeTensors::MarkFrozen(LastSave& last) {
 
 void TreeTensors::NoteStep(LastSave& last, const TorchReader& torch, py::handle groups, py::handle state) {
   const auto note = [&](py::handle tensor) {
-    if (torch.Knows(tensor)) last.stepped.insert(torch.Address(tensor));
+    const py::object local = torch.Knows(tensor) ? py::reinterpret_borrow<py::object>(tensor)
+                                                 : py::getattr(tensor, "_local_tensor", py::none());  // A DTensor's.
+    if (!torch.Knows(local)) return;
+    // What is frozen has a storage of its own, of which the step may have written a part.
+    if (const py::object storage = torch.Storage(local)) {
+      last.stepped.insert(PyLong_AsVoidPtr(py::object(storage.attr("data_ptr")()).ptr()));
+    }
   };
   for (const py::handle group : groups) {
     for (const py::handle parameter : group["params"]) {

@@ -165,8 +165,8 @@ struct CheckpointInfo {
   bool pinned = false;
   /// Whether tensors held infinities or NaNs when they were saved. kNone also where nobody looked: Options::nonfinite.
   NonFinite nonfinite = NonFinite::kNone;
-  /// An earlier save has written what is frozen in it, or a part of that.
-  bool linked = false;
+  /// Who has written what is frozen in it.
+  Frozen frozen = Frozen::kNone;
   /// And a later save has found that this had changed, though nobody said so: what is frozen in it may be older than
   /// its step. It verifies all the same.
   bool suspect = false;

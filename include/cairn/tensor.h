@@ -50,6 +50,13 @@ enum class NonFinite : std::uint8_t {
 /// "inf" or "nan", as manifests have it; empty for kNone.
 [[nodiscard]] std::string_view NonFiniteName(NonFinite nonfinite);
 
+/// Who has written the frozen tensors of a checkpoint.
+enum class Frozen : std::uint8_t {
+  kNone,     ///< It has none in a file of their own.
+  kWritten,  ///< All were written with it.
+  kLinked,   ///< An earlier save has written them, or a part of them.
+};
+
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
 struct DeviceId {

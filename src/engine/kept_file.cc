@@ -15,7 +15,7 @@ bool IsSameTensor(const TensorTable& a, const TensorEntry& x, const TensorTable&
 }
 
 // Entries that are frozen under all of their names.
-std::vector<bool> Frozen(const TensorTable& table) {
+std::vector<bool> FrozenOf(const TensorTable& table) {
   std::vector<bool> frozen(table.size());
   for (std::uint32_t i = 0; i < table.size(); ++i) frozen[i] = table[i].frozen;
   for (std::uint32_t i = 0; i < table.size(); ++i) {
@@ -56,7 +56,7 @@ KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const Kep
   if (before != nullptr && table == before->table) {
     return {.holds = before->holds, .linked = !anew, .confirms = anew};
   }
-  std::vector<bool> holds = Frozen(*table);
+  std::vector<bool> holds = FrozenOf(*table);
   bool same = true;
   std::size_t found = 0;
   for (std::uint32_t i = 0; before != nullptr && i < table->size(); ++i) {
@@ -79,7 +79,7 @@ KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const Kep
   }
   if (BytesOf(*table, holds) < kLeastKept) {
     // Too little is left to link, so nothing is lost by a file of all.
-    holds = Frozen(*table);
+    holds = FrozenOf(*table);
     if (BytesOf(*table, holds) < kLeastKept) return {};
     return {.holds = std::move(holds)};
   }

@@ -133,13 +133,13 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
   return known;
 }
 
-void Ledger::Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite, bool linked) {
+void Ledger::Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite, Frozen frozen) {
   CheckpointInfo one{.step = plan.step,
                      .line = plan.line,
                      .attempt = attempt,
                      .pinned = plan.pin,
                      .nonfinite = nonfinite,
-                     .linked = linked};
+                     .frozen = frozen};
   MutexLock lock(mutex_);
   in_flight_.erase(plan.step);
   unknown_.erase(plan.step);

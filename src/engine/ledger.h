@@ -41,7 +41,7 @@ class Ledger {
   bool Relist(const std::vector<CheckpointInfo>& found) CAIRN_EXCLUDES(mutex_);
   /// The save is durable, as this attempt.
   void Committed(const SavePlan& plan, const std::string& attempt, NonFinite nonfinite = NonFinite::kNone,
-                 bool linked = false) CAIRN_EXCLUDES(mutex_);
+                 Frozen frozen = Frozen::kNone) CAIRN_EXCLUDES(mutex_);
   /// The caller's tensors now hold this checkpoint. Further saves continue from it in a line that no save was in, above
   /// every line of the root. Its number is the root's only once the counter is: before the first commit (LineRecord).
   void Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) CAIRN_EXCLUDES(mutex_);

@@ -30,13 +30,13 @@ Status CheckNewest(Ledger& ledger, std::uint64_t keep_last) {
   NonFinite best = NonFinite::kNaN;
   bool origin = false;
   for (const CheckpointInfo& info : ledger.NewestFirst()) {
-    if (whole >= keep_last && info.nonfinite >= best && (origin || info.linked)) continue;
+    if (whole >= keep_last && info.nonfinite >= best && (origin || info.frozen != Frozen::kWritten)) continue;
     const Result<StoredCheckpoint> found = ReadCheckpointFolder(info.path);
     Status status = found.ok() ? CheckShardFiles(*found) : found.status();
     if (status.code() != StatusCode::kCorrupt) {
       ++whole;
       best = std::min(best, info.nonfinite);
-      origin = origin || !info.linked;
+      origin = origin || info.frozen == Frozen::kWritten;
       continue;
     }
     ledger.FoundDamaged(info.step, info.attempt);

@@ -245,7 +245,7 @@ void SaveJob::Settle(Status status) {
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
     if (plan.admitted)
-      context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite(), writer_->linked());
+      context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite(), writer_->frozen());
     writer_->RememberKept();
     // Another rank cannot tell the coordinator's commit from the agreement before it.
     task_->Reach(context_.parts.ledger != nullptr ? SavePoint::kCommitted : SavePoint::kAgreed);

@@ -140,8 +140,8 @@ void ShardWriter::Begin() {
 }
 
 bool ShardWriter::TriesAgain() {
-  // Another rank does not know what rank 0 removes.
-  const bool expects = context_.parts.group->rank() != 0 || made_room_ || context_.makes_room(*this);
+  // Other ranks do not know what rank 0 removes.
+  const bool expects = context_.parts.group->size() == 1 && (made_room_ || context_.makes_room(*this));
   if (tries_again_ || !expects) return false;
   tries_again_ = true;
   ++context_.parts.metrics->retries;
@@ -224,10 +224,13 @@ void ShardWriter::SealIfWritten() {
   if (!task_.MarkCommitting()) return callbacks_.failed(task_.cancelled().value_or(task_.status()));
   if (!stage_.MoveTo(Stage::kSealing)) return;
   SetSums(*sums);
-  if (context_.suspects.empty()) return Seal();
   // Before the commit: once this save is the newest, nothing else would tell.
+  std::optional<PathAt> own;
+  if (kept_ != nullptr && kept_->changed) own = folder_->path();  // A save beside this one has found it since.
+  if (!own && context_.suspects.empty()) return Seal();
   RunTask(*context_.queue,
-          MarkSuspect(context_.parts.root, std::exchange(context_.suspects, {}), context_.parts.options.file_mode),
+          MarkSuspect(context_.parts.root, std::exchange(context_.suspects, {}), std::move(own),
+                      context_.parts.options.file_mode),
           Later(&ShardWriter::OnMarked));
 }
 
@@ -272,7 +275,7 @@ void ShardWriter::SetSums(const StreamSums& sums) {
 }
 
 void ShardWriter::BeginCommit() {
-  linked_ = HasLinked(shards_, folder_->uuid());
+  frozen_ = FrozenIn(shards_, folder_->uuid());
   context_.line_record.Ensure(*context_.queue, context_.parts.write_line, task_.plan().line,
                               Later(&ShardWriter::OnLineRecorded));
 }
@@ -330,6 +333,7 @@ void ShardWriter::RememberKept() {
   if (kept_ == nullptr || forgets_kept_) return;
   const std::uint64_t sequence = task_.plan().sequence;
   if (kept_->changed) {
+    // Unless it has said so itself, before its commit.
     context_.suspects.push_back(
         {.file = kept_->shard.file, .writer = kept_->shard.kept->attempt, .steps = {task_.plan().step}});
   }

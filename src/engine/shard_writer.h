@@ -111,7 +111,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// What the checkpoint is marked with.
   [[nodiscard]] NonFinite nonfinite() const { return nonfinite_; }
   /// See CheckpointInfo. From Commit on.
-  [[nodiscard]] bool linked() const { return linked_; }
+  [[nodiscard]] Frozen frozen() const { return frozen_; }
 
   /// A commit in progress waits for no reader any more.
   void Hurry() {
@@ -194,7 +194,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::deque<std::shared_ptr<FilledChunk>> ready_;
   // Of this rank's tensors, once sealing begins; of all ranks', from Commit on.
   NonFinite nonfinite_ = NonFinite::kNone;
-  bool linked_ = false;
+  Frozen frozen_ = Frozen::kNone;
   // Stream bytes whose writes are complete.
   std::uint64_t written_ = 0;
   Deadline release_by_ = Deadline::Infinite();

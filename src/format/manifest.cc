@@ -393,8 +393,13 @@ NonFinite WorstOf(const std::vector<ManifestShard>& shards) {
   return worst;
 }
 
-bool HasLinked(const std::vector<ManifestShard>& shards, std::string_view attempt) {
-  return std::ranges::any_of(shards, [&](const auto& shard) { return shard.kept && shard.kept->attempt != attempt; });
+Frozen FrozenIn(const std::vector<ManifestShard>& shards, std::string_view attempt) {
+  Frozen found = Frozen::kNone;
+  for (const ManifestShard& shard : shards) {
+    if (shard.kept && shard.kept->attempt != attempt) return Frozen::kLinked;
+    if (shard.kept) found = Frozen::kWritten;
+  }
+  return found;
 }
 
 namespace {

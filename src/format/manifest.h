@@ -44,8 +44,8 @@ struct ManifestShard {
 };
 
 [[nodiscard]] NonFinite WorstOf(const std::vector<ManifestShard>& shards);
-/// Whether another attempt than this one has written a kept file of them.
-[[nodiscard]] bool HasLinked(const std::vector<ManifestShard>& shards, std::string_view attempt);
+/// Who has written their kept files, if this attempt is theirs.
+[[nodiscard]] Frozen FrozenIn(const std::vector<ManifestShard>& shards, std::string_view attempt);
 
 struct ManifestParent {
   std::uint64_t step = 0;

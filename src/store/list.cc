@@ -113,8 +113,8 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   if (manifest.parent) info.parent = manifest.parent->step;
   info.world = manifest.world;
   info.nonfinite = WorstOf(manifest.shards);
-  info.linked = HasLinked(manifest.shards, manifest.attempt);
-  info.suspect = info.linked && IsSuspect(fd);
+  info.frozen = FrozenIn(manifest.shards, manifest.attempt);
+  info.suspect = info.frozen == Frozen::kLinked && IsSuspect(fd);
   // If the pin cannot be checked, it counts as set.
   info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
   info.path = folder.text();
@@ -331,7 +331,8 @@ std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> 
   std::vector<std::uint64_t> retired;
   if (keep_last == 0 || verified.size() <= keep_last) return retired;
   // The last one whose frozen tensors are surely those of its step, while all newer ones link what it has written.
-  const auto written = std::find_if(verified.rbegin(), verified.rend(), [](const auto* one) { return !one->linked; });
+  const auto written =
+      std::find_if(verified.rbegin(), verified.rend(), [](const auto* one) { return one->frozen == Frozen::kWritten; });
   const CheckpointInfo* const origin = written == verified.rend() ? nullptr : *written;
   // Reversed, so that it is the newest of several.
   const CheckpointInfo* const best = *std::min_element(

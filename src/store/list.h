@@ -52,7 +52,8 @@ struct StoredCheckpoint {
 
 /// The steps that retention removes: unpinned checkpoints with status Ok. Pure. `list` is in the order of
 /// ListCheckpoints, without unacknowledged ones. Damaged ones are neither counted nor removed; pinned ones are counted.
-/// The newest one of the best kind (CheckpointInfo::nonfinite) stays, and so does the newest one that is not linked.
+/// The newest one of the best kind (CheckpointInfo::nonfinite) stays, and so does the newest one that
+/// has written its frozen tensors (CheckpointInfo::frozen).
 /// keep_last 0 removes nothing.
 [[nodiscard]] std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> list,
                                                        std::uint64_t keep_last, std::uint64_t keep_every);

@@ -28,11 +28,7 @@ Status HoldSuspect(const PathAt& folder, const SuspectSteps& found, std::optiona
   return Status::Ok();
 }
 
-IoTask<Status> MarkOne(PathAt folder, const SuspectSteps& found, unsigned file_mode) {
-  std::optional<ReadLock> lock;
-  Status held = co_await io::OnThread(folder.text(), [&] { return HoldSuspect(folder, found, lock); });
-  if (held.code() == StatusCode::kNotFound) co_return Status::Ok();
-  CAIRN_CO_RETURN_IF_ERROR(std::move(held));
+IoTask<Status> MarkFolder(PathAt folder, unsigned file_mode) {
   UniqueFd folder_fd;
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder, /*follow=*/false, folder_fd));
   UniqueFd fd;
@@ -46,6 +42,14 @@ IoTask<Status> MarkOne(PathAt folder, const SuspectSteps& found, unsigned file_m
   co_return co_await io::Fsync(folder_fd, folder.text());
 }
 
+IoTask<Status> MarkOne(PathAt folder, const SuspectSteps& found, unsigned file_mode) {
+  std::optional<ReadLock> lock;
+  Status held = co_await io::OnThread(folder.text(), [&] { return HoldSuspect(folder, found, lock); });
+  if (held.code() == StatusCode::kNotFound) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(std::move(held));
+  co_return co_await MarkFolder(folder, file_mode);
+}
+
 }  // namespace
 
 bool IsSuspect(const UniqueFd& folder) {
@@ -53,8 +57,10 @@ bool IsSuspect(const UniqueFd& folder) {
          errno != ENOENT;
 }
 
-IoTask<Status> MarkSuspect(PathAt root, std::vector<SuspectSteps> found, unsigned file_mode) {
+IoTask<Status> MarkSuspect(PathAt root, std::vector<SuspectSteps> found, std::optional<PathAt> attempt,
+                           unsigned file_mode) {
   Status first;
+  if (attempt) first = co_await MarkFolder(*attempt, file_mode);
   for (const SuspectSteps& one : found) {
     for (const std::uint64_t step : one.steps) {
       Status marked = co_await MarkOne(JoinPath(root, StepName(step)), one, file_mode);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,7 +25,9 @@ struct SuspectSteps {
 [[nodiscard]] bool IsSuspect(const UniqueFd& folder);
 
 /// Marks them, durably: an empty file in each folder. What is not there, or has another file, is left alone, and so is
-/// the checkpoint of the attempt that wrote the file from the tensors. Goes on after an error, and returns the first.
-IoTask<Status> MarkSuspect(PathAt root, std::vector<SuspectSteps> found, unsigned file_mode);
+/// the checkpoint of the attempt that wrote the file from the tensors. Marks the folder of an `attempt`, too, that will
+/// be such a checkpoint. Goes on after an error, and returns the first.
+IoTask<Status> MarkSuspect(PathAt root, std::vector<SuspectSteps> found, std::optional<PathAt> attempt,
+                           unsigned file_mode);
 
 }  // namespace cairn

@@ -28,13 +28,13 @@ void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough
   bool origin = false;
   for (auto newest = list.rbegin(); newest != list.rend(); ++newest) {
     CheckpointInfo& info = newest->info;
-    if (good >= enough && info.nonfinite >= best && (origin || info.linked)) continue;
+    if (good >= enough && info.nonfinite >= best && (origin || info.frozen != Frozen::kWritten)) continue;
     if (!info.status.ok() || HasStep(doomed, info.step)) continue;
     info.status = CheckShardFiles(*newest);
     if (info.status.ok()) {
       ++good;
       best = std::min(best, info.nonfinite);
-      origin = origin || !info.linked;
+      origin = origin || info.frozen == Frozen::kWritten;
     } else {
       PrintError("step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
     }

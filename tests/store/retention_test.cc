@@ -56,16 +56,23 @@ TEST(Retention, KeepLastZeroKeepsAll) {
   EXPECT_THAT(Retired(list, 0, 7), IsEmpty());
 }
 
-TEST(Retention, KeepsTheNewestThatIsNotLinked) {
+TEST(Retention, KeepsTheNewestThatHasWrittenWhatIsFrozen) {
   std::vector<CheckpointInfo> list = {Stored(10), Stored(20), Stored(30), Stored(40)};
-  list[2].linked = list[3].linked = true;
+  list[0].frozen = list[1].frozen = Frozen::kWritten;
+  list[2].frozen = list[3].frozen = Frozen::kLinked;
 
   EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 30));
   EXPECT_THAT(Retired(list, 2, 0), ElementsAre(10));
   list[1].status = Status(StatusCode::kCorrupt, "flipped");
   EXPECT_THAT(Retired(list, 1, 0), ElementsAre(30));
-  list[0].linked = true;
+  list[0].frozen = Frozen::kLinked;
   EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 30));
+
+  // One without frozen tensors is none to go back to for these.
+  list = {Stored(10), Stored(20), Stored(30), Stored(40)};
+  list[0].frozen = Frozen::kWritten;
+  list[1].frozen = list[3].frozen = Frozen::kLinked;
+  EXPECT_THAT(Retired(list, 1, 0), ElementsAre(20, 30));
 }
 
 TEST(Retention, KeepsEveryKth) {
