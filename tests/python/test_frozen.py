@@ -83,9 +83,9 @@ def test_a_counted_write_is_seen(run):
     run.expect_whole()
 
 
-@pytest.mark.parametrize("kind", ["step", "count", "part"])
+@pytest.mark.parametrize("kind", ["step", "rows", "count", "part"])
 def test_what_torch_does_not_count_is_seen(run, kind):
-    """A fused step, another tensor with a count of its own, and a part of a larger memory."""
+    """A fused step, of all or of some rows, another tensor with a count of its own, and a part of a larger memory."""
     weight = run.model.base.weight
     if kind == "part":
         flat = torch.zeros(750 * 700 + 1)
@@ -98,6 +98,10 @@ def test_what_torch_does_not_count_is_seen(run, kind):
         weight.requires_grad_(True).sum().backward()
         optimizer.step()
         weight.requires_grad_(False)
+    elif kind == "rows":
+        rows = torch.nn.Parameter(weight[-10:])
+        rows.sum().backward()
+        torch.optim.SGD([rows], lr=0.1, fused=True).step()
     elif kind == "count":
         run.model.base.weight = torch.nn.Parameter(weight.data, requires_grad=False)
         while run.model.base.weight._version < versions:
