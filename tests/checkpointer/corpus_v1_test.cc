@@ -202,8 +202,8 @@ TEST_F(CorpusV1, RestoresWhatStepOneKept) {
     EXPECT_THAT(state.Wrong(step), IsEmpty());
     EXPECT_THAT(frozen.Wrong(1), IsEmpty());
   }
-  EXPECT_THAT(*checkpointer->List(),
-              ElementsAre(Field(&CheckpointInfo::linked, false), Field(&CheckpointInfo::linked, true)));
+  EXPECT_THAT(*checkpointer->List(), ElementsAre(Field(&CheckpointInfo::frozen, Frozen::kWritten),
+                                                 Field(&CheckpointInfo::frozen, Frozen::kLinked)));
 }
 
 TEST_F(CorpusV1, RestoresThreeRanksOnOtherNumbersOfRanks) {
