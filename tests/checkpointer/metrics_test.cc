@@ -291,48 +291,43 @@ TEST(FailurePolicy, TrainingStopsAfterSoManyFailuresInARow) {
 // There is room for the checkpoint that is kept and one more. A save that begins before the one before it has ended,
 // and retention has followed, waits for both.
 TEST(FailurePolicy, AFullDiskWaitsForWhatIsBeingRemoved) {
-  for (const int ranks : {1, 2}) {
-    const TempDir dir;
-    const auto disk = FullDisk::Make();
-    const auto plan = FaultPlan::Make();
-    Options options = SmallOptions(dir / "run");
-    options.keep_last = 1;
-    options.recycle = false;
-    const auto open = OpenRanks(ranks, options, [&](int /*rank*/) {
-      Wiring wiring;
-      wiring.wrap_queue = [=](IoQueueFactory inner) { return plan->Wrap(disk->Wrap(std::move(inner))); };
-      return wiring;
-    });
-    ASSERT_EQ(open.size(), static_cast<std::size_t>(ranks));
-    std::vector<SaveHandle> saves;
-    std::vector<std::unique_ptr<Tensors>> states;
-    const auto save = [&](std::uint64_t step) {
-      for (int rank = 0; rank < ranks; ++rank) {
-        states.push_back(SmallState(step, rank));
-        saves.push_back(*open[static_cast<std::size_t>(rank)]->Save(step, states.back()->state()));
-      }
-    };
-    save(1);
-    for (const auto& one : open) ASSERT_EQ(one->Drain(Soon()), Status::Ok());
-    // A manifest, with several ranks an index, and a shard for each rank.
-    disk->Limit({.blocks = ranks == 1 ? 2 : 4});
-    const FaultGate commit = plan->Hold({.op = IoOp::kRename, .path = "step-"});
-    const FaultGate removal = plan->Hold({.op = IoOp::kUnlink, .path = ".retired-"});
-    save(2);
-    ASSERT_TRUE(commit.WaitHeld(Soon()));
-    const auto tries = [&] { return plan->Count({.op = IoOp::kFallocate, .path = "shard-"}); };
-    const std::size_t before = tries();
-    save(3);
-    for (const Deadline end = Soon(); tries() == before && !end.passed();) std::this_thread::yield();
-    commit.Release();
-    ASSERT_TRUE(removal.WaitHeld(Soon()));
-    removal.Release();
+  const TempDir dir;
+  const auto disk = FullDisk::Make();
+  const auto plan = FaultPlan::Make();
+  Options options = SmallOptions(dir / "run");
+  options.keep_last = 1;
+  options.recycle = false;
+  const auto open = OpenRanks(1, options, [&](int /*rank*/) {
+    Wiring wiring;
+    wiring.wrap_queue = [=](IoQueueFactory inner) { return plan->Wrap(disk->Wrap(std::move(inner))); };
+    return wiring;
+  });
+  ASSERT_EQ(open.size(), 1U);
+  std::vector<SaveHandle> saves;
+  std::vector<std::unique_ptr<Tensors>> states;
+  const auto save = [&](std::uint64_t step) {
+    states.push_back(SmallState(step));
+    saves.push_back(*open[0]->Save(step, states.back()->state()));
+  };
+  save(1);
+  for (const auto& one : open) ASSERT_EQ(one->Drain(Soon()), Status::Ok());
+  disk->Limit({.blocks = 2});  // A manifest and a shard.
+  const FaultGate commit = plan->Hold({.op = IoOp::kRename, .path = "step-"});
+  const FaultGate removal = plan->Hold({.op = IoOp::kUnlink, .path = ".retired-"});
+  save(2);
+  ASSERT_TRUE(commit.WaitHeld(Soon()));
+  const auto tries = [&] { return plan->Count({.op = IoOp::kFallocate, .path = "shard-"}); };
+  const std::size_t before = tries();
+  save(3);
+  for (const Deadline end = Soon(); tries() == before && !end.passed();) std::this_thread::yield();
+  commit.Release();
+  ASSERT_TRUE(removal.WaitHeld(Soon()));
+  removal.Release();
 
-    for (const SaveHandle& one : saves) EXPECT_EQ(one.WaitDurable(Soon()), Status::Ok()) << one.step();
-    for (const auto& one : open) ASSERT_EQ(one->Drain(Soon()), Status::Ok());
-    EXPECT_THAT(ListedSteps(*open[0]), ElementsAre(3));
-    EXPECT_THAT(Leftovers(dir / "run"), IsEmpty());
-  }
+  for (const SaveHandle& one : saves) EXPECT_EQ(one.WaitDurable(Soon()), Status::Ok()) << one.step();
+  for (const auto& one : open) ASSERT_EQ(one->Drain(Soon()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*open[0]), ElementsAre(3));
+  EXPECT_THAT(Leftovers(dir / "run"), IsEmpty());
 }
 
 }  // namespace
