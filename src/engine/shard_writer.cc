@@ -13,8 +13,6 @@ namespace {
 
 // How long a save on a full disk waits for an older one that its caller has not released: the caller may wait for it.
 constexpr std::chrono::seconds kHeldRoom{10};
-// How long another rank than the coordinator waits for what that removes.
-constexpr std::chrono::nanoseconds kOthersRoom = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -160,7 +158,7 @@ Deadline ShardWriter::room_at() const {
 void ShardWriter::PollRoom() {
   if (!makes_room_ || context_.makes_room(*this)) return;
   makes_room_ = false;
-  room_at_ = Deadline::In(context_.parts.group->rank() == 0 ? std::chrono::nanoseconds(0) : kOthersRoom);
+  room_at_ = Deadline::In(std::chrono::nanoseconds(0));  // At the next poll.
 }
 
 void ShardWriter::OnBegun(Status status) {
