@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cairn/cairn.h"
+#include "support/sanitizer.h"
 #include "support/small_run.h"
 #include "support/three_ranks.h"
 
@@ -43,7 +44,8 @@ class RanksBadDisk : public Ranks {
 class HangingAt : public RanksBadDisk, public testing::WithParamInterface<Place> {};
 
 TEST_P(HangingAt, FailsTheSaveForTheOthersWithinTheirDeadline) {
-  constexpr std::chrono::seconds kTimeout{1};
+  // Also the timeout of the saves that must work.
+  constexpr std::chrono::seconds kTimeout{kThreadSanitized ? 4 : 1};
   const Place& place = GetParam();
   OpenAll(kTimeout);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
