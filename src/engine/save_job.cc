@@ -102,7 +102,7 @@ Deadline SaveJob::wakes_at() const {
   Deadline wake = coordination_->wakes_at();
   if (release_by && release_by->when() < wake.when()) wake = *release_by;
   if (!settled_ && settle_by_.when() < wake.when()) wake = settle_by_;
-  if (running() && writer_->room_at().when() < wake.when()) wake = writer_->room_at();
+  if (running() && writer_->polls_room_at().when() < wake.when()) wake = writer_->polls_room_at();
   return wake;
 }
 

@@ -143,22 +143,14 @@ bool ShardWriter::TriesAgain() {
   if (tries_again_ || !expects) return false;
   tries_again_ = true;
   ++context_.parts.metrics->retries;
-  makes_room_ = true;
+  awaits_room_ = true;
   held_by_ = Deadline::In(kHeldRoom);
   MakeAttempt();
   return stage_.MoveTo(Stage::kReady);
 }
 
-Deadline ShardWriter::room_at() const {
-  if (!awaits_room()) return Deadline::Infinite();
-  if (!makes_room_) return room_at_;
-  return waits_for_held() ? held_by_ : Deadline::Infinite();
-}
-
 void ShardWriter::PollRoom() {
-  if (!makes_room_ || context_.makes_room(*this)) return;
-  makes_room_ = false;
-  room_at_ = Deadline::In(std::chrono::nanoseconds(0));  // At the next poll.
+  if (awaits_room_) awaits_room_ = context_.makes_room(*this);
 }
 
 void ShardWriter::OnBegun(Status status) {

@@ -72,14 +72,16 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source, std::shared_ptr<KeptFile> before);
   /// It may begin, once there is room.
   [[nodiscard]] bool is_ready() const { return stage_ == WriterStage::kReady; }
-  /// Creates its file, or takes over a spare. If the disk is full, it may begin once more when what is being removed,
-  /// and what older saves let go, has made room.
+  /// Creates its file, or takes over a spare. If the disk is full, a rank alone may begin once more when what is being
+  /// removed, and what older saves let go, has made room.
   void Begin();
-  [[nodiscard]] bool awaits_room() const { return tries_again_ && (makes_room_ || !room_at_.passed()); }
+  [[nodiscard]] bool awaits_room() const { return awaits_room_; }
   /// Looks whether it may begin once more. Call it before awaits_room.
   void PollRoom();
   /// When to do so though nothing has happened.
-  [[nodiscard]] Deadline room_at() const;
+  [[nodiscard]] Deadline polls_room_at() const {
+    return awaits_room_ && waits_for_held() ? held_by_ : Deadline::Infinite();
+  }
   /// Whether an older save that waits for its caller counts as one that makes room: for a while only.
   [[nodiscard]] bool waits_for_held() const { return !held_by_.passed(); }
   /// Begin is in progress, even if the save has failed meanwhile.
@@ -184,12 +186,11 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::vector<ManifestShard> shards_;
   std::vector<std::string> index_runs_;
   std::unique_ptr<Attempt> attempt_;
-  // There was no space for its file, and it begins once more: when nothing makes room any more, and not before this.
+  // There was no space for its file: it begins once more, when nothing makes room any more.
   bool tries_again_ = false;
-  bool makes_room_ = false;
-  // Something did when its Begin was called: there may be room by now.
+  bool awaits_room_ = false;
+  // Something made room when its Begin was called: there may be room by now.
   bool made_room_ = false;
-  Deadline room_at_ = Deadline::Infinite();
   Deadline held_by_ = Deadline::Infinite();
   std::deque<std::shared_ptr<FilledChunk>> ready_;
   // Of this rank's tensors, once sealing begins; of all ranks', from Commit on.
