@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "base/unique_fd.h"
@@ -28,14 +29,15 @@ Result<std::string> MetricsFileOf(const std::string& path, int rank, int ranks) 
 }
 
 Result<std::unique_ptr<MetricsFile>> MetricsFile::Start(std::string path, std::function<std::string()> text,
-                                                        EventCallback on_event) {
-  std::unique_ptr<MetricsFile> file(new MetricsFile(std::move(path), std::move(text), std::move(on_event)));
+                                                        EventCallback on_event, std::chrono::nanoseconds patience) {
+  std::unique_ptr<MetricsFile> file(new MetricsFile(std::move(path), std::move(text), std::move(on_event), patience));
   CAIRN_ASSIGN_OR_RETURN(file->thread_, StartThread("cairn-metrics", [file = file.get()] { file->Run(); }));
   return file;
 }
 
-MetricsFile::MetricsFile(std::string path, std::function<std::string()> text, EventCallback on_event)
-    : path_(std::move(path)), text_(std::move(text)), on_event_(std::move(on_event)) {}
+MetricsFile::MetricsFile(std::string path, std::function<std::string()> text, EventCallback on_event,
+                         std::chrono::nanoseconds patience)
+    : path_(std::move(path)), text_(std::move(text)), patience_(patience), on_event_(std::move(on_event)) {}
 
 MetricsFile::~MetricsFile() {
   if (!thread_.joinable()) return;
@@ -44,9 +46,15 @@ MetricsFile::~MetricsFile() {
 }
 
 void MetricsFile::Update() {
-  MutexLock lock(mutex_);
-  due_ = true;
-  changed_.NotifyAll();
+  std::chrono::nanoseconds waits{};
+  {
+    MutexLock lock(mutex_);
+    due_ = true;
+    changed_.NotifyAll();
+    if (begun_) waits = Deadline::Clock::now() - *begun_;
+  }
+  if (waits <= patience_) return;
+  Report(Error(StatusCode::kDeadlineExceeded, "its disk has not answered for {}", HumanDuration(waits)), waits);
 }
 
 bool MetricsFile::End(Deadline deadline) {
@@ -63,14 +71,21 @@ bool MetricsFile::End(Deadline deadline) {
 
 void MetricsFile::Run() {
   while (true) {
-    {
+    const auto begun = [&] {
       MutexLock lock(mutex_);
       const Deadline next = Deadline::In(kEvery);
       while (!ending_ && !due_ && !next.passed()) changed_.WaitUntil(mutex_, next);
-      if (ending_) break;
       due_ = false;
+      if (!ending_) begun_ = Deadline::Clock::now();
+      return begun_;
+    }();
+    if (!begun) break;
+    const Status status = Write();
+    {
+      MutexLock lock(mutex_);
+      begun_.reset();
     }
-    Report(Write());
+    Report(status, Deadline::Clock::now() - *begun);
   }
   ::unlink(path_.c_str());
   MutexLock lock(mutex_);
@@ -101,14 +116,18 @@ Status MetricsFile::Write() const {
   return why;
 }
 
-void MetricsFile::Report(const Status& status) {
-  if (std::exchange(failed_, !status.ok()) || status.ok()) return;
+void MetricsFile::Report(const Status& status, std::chrono::nanoseconds took) {
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(failed_, !status.ok()) || status.ok()) return;
+  }
   MutexLock lock(event_mutex_);
   if (!on_event_) return;
   on_event_({.severity = Severity::kWarning,
              .status = status,
              .message = fmt::format("the metrics cannot be written: {}", status.message()),
              .phase = "metrics",
+             .duration = took,
              .path = path_});
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -20,40 +22,47 @@ class MetricsFile {
  public:
   static constexpr std::chrono::seconds kEvery{15};
 
-  /// Writes it at once, and then whenever it is told to and every kEvery: what `text` returns. ResourceExhausted if the
-  /// thread could not be started.
+  /// Writes it at once, and then whenever it is told to and every kEvery: what `text` returns. An event says once if
+  /// that fails, or takes longer than `patience`, and again after it has worked. ResourceExhausted if the thread could
+  /// not be started.
   [[nodiscard]] static Result<std::unique_ptr<MetricsFile>> Start(std::string path, std::function<std::string()> text,
-                                                                  EventCallback on_event);
+                                                                  EventCallback on_event,
+                                                                  std::chrono::nanoseconds patience = kEvery);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  /// The numbers have changed. Does not wait.
-  void Update() CAIRN_EXCLUDES(mutex_);
+  /// The numbers have changed. Does not wait for the disk, and looks whether the thread does.
+  void Update() CAIRN_EXCLUDES(mutex_, event_mutex_);
   /// Removes the file. False if its disk does not answer in time: then this must not be destroyed yet. There is no
   /// event afterwards.
   bool End(Deadline deadline) CAIRN_EXCLUDES(mutex_, event_mutex_);
 
  private:
-  MetricsFile(std::string path, std::function<std::string()> text, EventCallback on_event);
-  void Run() CAIRN_EXCLUDES(mutex_);
+  MetricsFile(std::string path, std::function<std::string()> text, EventCallback on_event,
+              std::chrono::nanoseconds patience);
+  void Run() CAIRN_EXCLUDES(mutex_, event_mutex_);
   [[nodiscard]] Status Write() const;
-  void Report(const Status& status) CAIRN_EXCLUDES(event_mutex_);
+  /// `took`: how long it has lasted so far.
+  void Report(const Status& status, std::chrono::nanoseconds took) CAIRN_EXCLUDES(mutex_, event_mutex_);
 
   const std::string path_;
   const std::function<std::string()> text_;
+  const std::chrono::nanoseconds patience_;
 
   Mutex mutex_;
   CondVar changed_;
   bool due_ CAIRN_GUARDED_BY(mutex_) = true;
   bool ending_ CAIRN_GUARDED_BY(mutex_) = false;
   bool ended_ CAIRN_GUARDED_BY(mutex_) = false;
+  // Of the write in progress.
+  std::optional<Deadline::Clock::time_point> begun_ CAIRN_GUARDED_BY(mutex_);
+  // An event has said that it cannot be written, and it has not been since.
+  bool failed_ CAIRN_GUARDED_BY(mutex_) = false;
 
   // Held through a callback, so that none runs after End.
   Mutex event_mutex_;
   EventCallback on_event_ CAIRN_GUARDED_BY(event_mutex_);
-  // Only the thread's: an event has said that it cannot be written, and none has said that it can again.
-  bool failed_ = false;
 
   std::thread thread_;
 };

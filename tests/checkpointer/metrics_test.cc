@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -15,10 +16,15 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "api/checkpointer_impl.h"
+#include "api/metrics_file.h"
 #include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
+#include "support/forked.h"
 #include "support/full_disk.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
@@ -207,6 +213,28 @@ TEST(Metrics, AFileForEachRankIsReplacedAndGoesWithItsJob) {
   EXPECT_FALSE(std::filesystem::exists(dir / "job-rank1.prom"));
 }
 
+TEST(Metrics, WhoReadsTheFileHasAWholeOne) {
+  const TempDir dir;
+  std::atomic<int> number = 1;
+  const auto file = MetricsFile::Start(
+      dir / "job.prom", [&] { return std::to_string(number); }, nullptr);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto await = [&](const char* text) {
+    for (const Deadline end = Soon(); ReadFile(dir / "job.prom") != text && !end.passed();) std::this_thread::yield();
+    return ReadFile(dir / "job.prom");
+  };
+  ASSERT_EQ(await("1"), "1");
+  std::ifstream reading(dir / "job.prom");
+
+  number = 2;
+  (*file)->Update();
+
+  ASSERT_EQ(await("2"), "2");
+  std::string read;
+  EXPECT_TRUE(reading >> read);
+  EXPECT_EQ(read, "1");
+}
+
 TEST(Metrics, AFileThatCannotBeWrittenFailsNoSave) {
   const TempDir dir;
   Warnings warnings;
@@ -245,6 +273,75 @@ TEST(Metrics, AFileWhoseDiskHangsHoldsUpNoSave) {
   ASSERT_TRUE(reader.valid());
   checkpointer.reset();
   EXPECT_FALSE(std::filesystem::exists(options.metrics_file));
+}
+
+TEST(Metrics, AFileWhoseDiskHangsIsReportedOnce) {
+  const TempDir dir;
+  const std::string draft = dir / "job.prom.new";
+  ASSERT_EQ(::mkfifo(draft.c_str(), 0600), 0);
+  Mutex mutex;
+  CondVar changed;
+  int begun = 0;
+  const auto text = [&]() -> std::string {
+    MutexLock lock(mutex);
+    if (++begun == 2) {  // After a good one the disk hangs again.
+      EXPECT_EQ(::mkfifo(draft.c_str(), 0600), 0);
+    }
+    changed.NotifyAll();
+    return "text";
+  };
+  const auto await_begun = [&](int times) {
+    const Deadline end = Soon();
+    MutexLock lock(mutex);
+    while (begun < times && !end.passed()) changed.WaitUntil(mutex, end);
+    return begun;
+  };
+  std::vector<Event> events;
+  auto file = MetricsFile::Start(
+      dir / "job.prom", text, [&](const Event& event) { events.push_back(event); }, std::chrono::nanoseconds(0));
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(await_begun(1), 1);
+
+  for (int save = 0; save < 3; ++save) (*file)->Update();
+
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].severity, Severity::kWarning);
+  EXPECT_EQ(events[0].status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(events[0].phase, "metrics");
+  EXPECT_EQ(events[0].path, dir / "job.prom");
+  EXPECT_GT(events[0].duration, std::chrono::nanoseconds(0));
+  EXPECT_THAT(events[0].message, StartsWith("the metrics cannot be written: its disk has not answered for "));
+  const auto answer = [&] {
+    UniqueFd reader(::open(draft.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    EXPECT_TRUE(reader.valid());
+    return reader;
+  };
+  const UniqueFd first = answer();
+  ASSERT_EQ(await_begun(2), 2);
+  (*file)->Update();
+  EXPECT_EQ(events.size(), 2U) << "it has been written meanwhile";
+  const UniqueFd second = answer();
+  file->reset();  // Before the reader goes.
+}
+
+// Forked, because the thread that waits for the disk is left.
+TEST(Metrics, AFileWhoseDiskHangsHoldsUpNoClose) {
+  const TempDir dir;
+  Options options = SmallOptions(dir / "run");
+  options.metrics_file = dir / "job.prom";
+  ASSERT_EQ(::mkfifo((options.metrics_file + ".new").c_str(), 0600), 0);
+  Forked child([&](const Say& say) {
+    auto checkpointer = OpenOrFail(options);
+    if (checkpointer == nullptr || !SaveDurably(*checkpointer, 1).ok()) return 1;
+    checkpointer.reset();
+    say("closed");
+    options.metrics_file.clear();
+    say(OpenOrFail(options) != nullptr ? "opened again" : "still locked");
+    return 0;
+  });
+
+  EXPECT_EQ(child.NextLine(Soon()), "closed");
+  EXPECT_EQ(child.NextLine(Soon()), "opened again");
 }
 
 TEST(Metrics, TextEscapesWhatIsNoPlainLabel) {
