@@ -126,6 +126,7 @@ void BindCheckpointer(py::module_& module) {
       .def("publish", &PyCheckpointer::Publish, "step"_a, "path"_a, "timeout"_a)
       .def("remove_published", &PyCheckpointer::RemovePublished, "path"_a, "timeout"_a)
       .def("check", &PyCheckpointer::Check)
+      .def("count_restore", &PyCheckpointer::CountRestore, "done"_a)
       .def("metrics_text", &PyCheckpointer::MetricsText)
       .def("write_trace", &PyCheckpointer::WriteTrace, "path"_a)
       .def("stats", &PyCheckpointer::Stats)

@@ -213,6 +213,8 @@ class PyCheckpointer : public OpenEngine {
     Ask([&](Checkpointer& engine) { return engine.RemovePublished(path, DeadlineFrom(timeout)); });
   }
   void Check() { RaiseIfError(Use()->CheckFailures()); }
+  /// What the caller asked for as one restore, or load, has ended: Restore and Read do not count.
+  void CountRestore(bool done) const { Inside::Of(*Use()).CountRestore(done); }
   [[nodiscard]] std::string MetricsText() const {
     const InUse engine = Use();
     return Unlocked([&] { return engine->MetricsText(); });

@@ -351,19 +351,20 @@ class Checkpointer:
         other keys out of the tree.
         """
         self._engine.log_events()
-        self._engine.core.fence(-1, 0, None)  # The tensors may still be read by a save.
-        self._engine.release_captured()
-        try:
-            step, progress = optional_step(step), callback("progress", progress)
-            folder = checkpoint_path(folder, "folder") if folder else ""
-            fall_back, strict = flag("fall_back", fall_back), flag("strict", strict)
-            loss, place = allows_loss(cast), placement_of(map_location)
-        except Error as error:
-            self._engine.reading.refuse(error)
-            raise
-        return self._engine.reading.restore(
-            tree, step, folder, fall_back, progress, strict=strict, cast=loss, place=place
-        )
+        with self._engine.reading.counted():
+            self._engine.core.fence(-1, 0, None)  # The tensors may still be read by a save.
+            self._engine.release_captured()
+            try:
+                step, progress = optional_step(step), callback("progress", progress)
+                folder = checkpoint_path(folder, "folder") if folder else ""
+                fall_back, strict = flag("fall_back", fall_back), flag("strict", strict)
+                loss, place = allows_loss(cast), placement_of(map_location)
+            except Error as error:
+                self._engine.reading.refuse(error)
+                raise
+            return self._engine.reading.restore(
+                tree, step, folder, fall_back, progress, strict=strict, cast=loss, place=place
+            )
 
     def load(
         self,
@@ -385,14 +386,15 @@ class Checkpointer:
         a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: each tensor
         is a LazyTensor, whose load() reads it.
         """
-        return self._engine.reading.load(
-            optional_step(step),
-            names,
-            lazy,
-            checkpoint_path(folder, "folder") if folder else "",
-            callback("progress", progress),
-            placement_of(map_location),
-        )
+        with self._engine.reading.counted():
+            return self._engine.reading.load(
+                optional_step(step),
+                names,
+                lazy,
+                checkpoint_path(folder, "folder") if folder else "",
+                callback("progress", progress),
+                placement_of(map_location),
+            )
 
     # Committed checkpoints
 

@@ -147,14 +147,15 @@ class CheckpointEngine(_engines.CheckpointEngine):
         step = _pointed(path)
         if step is None:
             return self._stock.load(path, map_location=map_location)
-        self.checkpointer.drain()
-        with _inspected(self.checkpointer, step) as details:
-            trees = _trees(details)
-            found = _objects(_read(self.checkpointer, details, trees, os.path.basename(path), resume=True))
-        if isinstance(found, dict):
-            self._check_dtypes(found.get("module"), path)
-            self._tell_other_class(found, trees[0].get("optimizer"), path)
-        return found
+        with self.checkpointer._engine.reading.counted():
+            self.checkpointer.drain()
+            with _inspected(self.checkpointer, step) as details:
+                trees = _trees(details)
+                found = _objects(_read(self.checkpointer, details, trees, os.path.basename(path), resume=True))
+            if isinstance(found, dict):
+                self._check_dtypes(found.get("module"), path)
+                self._tell_other_class(found, trees[0].get("optimizer"), path)
+            return found
 
     def is_decoupled(self) -> bool:
         return False  # DeepSpeed would start the save only before the next step.

@@ -168,6 +168,8 @@ class Checkpointer::Impl {
   void ContinueFrom(const Restored& now) CAIRN_EXCLUDES(restored_mutex);
 
   // Metrics.
+  /// What a caller asked for as one restore, or load, has ended.
+  void CountRestore(bool done) const { ++(done ? metrics->restores : metrics->failed_restores); }
   [[nodiscard]] std::string MetricsText() const;
   /// The newest durable checkpoint and the free space.
   void AddMetrics(CheckpointerStats& stats) const;

@@ -71,7 +71,7 @@ void AddEvents(PrometheusText& text, const Metrics& metrics) {
   text.Counter("cairn_events_total", "Warnings and errors.")
       .Value(metrics.warnings, PrometheusText::Label("severity", "warning"))
       .Value(metrics.errors, PrometheusText::Label("severity", "error"));
-  text.Counter("cairn_restores_total", "Restores, by outcome.")
+  text.Counter("cairn_restores_total", "Restores and loads, by outcome.")
       .Value(metrics.restores, PrometheusText::Label("outcome", "done"))
       .Value(metrics.failed_restores, PrometheusText::Label("outcome", "failed"));
 }

@@ -57,7 +57,6 @@ Result<Restored> Checkpointer::Impl::Restore(const Selector& selector, const Res
                                           .group_timeout = options.group_timeout,
                                           .next_round = call.alone ? own_round : restore_rounds,
                                           .readable = readable.ok() ? call.ready : readable});
-  ++(now.ok() ? metrics->restores : metrics->failed_restores);
   if (now.ok() && call.resume) ContinueFrom(*now);
   return now;
 }
@@ -82,7 +81,9 @@ void Checkpointer::Impl::ContinueFrom(const Restored& now) {
 
 Result<Restored> Checkpointer::Restore(const Selector& selector, const State& state, const RestoreOptions& options) {
   const auto plan = [&](const CheckpointInfo& /*chosen*/) { return ReadPlan{.state = state, .options = options}; };
-  return impl_->Restore(selector, {.plan = plan, .resume = options.resume});
+  Result<Restored> restored = impl_->Restore(selector, {.plan = plan, .resume = options.resume});
+  impl_->CountRestore(restored.ok());
+  return restored;
 }
 
 Result<std::vector<CheckpointInfo>> Checkpointer::List() const {

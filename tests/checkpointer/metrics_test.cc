@@ -176,6 +176,20 @@ TEST(Metrics, ARunThatStartsAgainKnowsTheNewestCheckpointsAge) {
   EXPECT_EQ(checkpointer->stats().since_durable, std::nullopt);
 }
 
+TEST(Metrics, ARestoreCountsOnce) {
+  const TempDir dir;
+  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(checkpointer, nullptr);
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()).code(), StatusCode::kNotFound);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+
+  const Scrape counted = Parse(checkpointer->MetricsText());
+
+  EXPECT_EQ(counted.at("cairn_restores_total failed"), 1);
+  EXPECT_EQ(counted.at("cairn_restores_total done"), 1);
+}
+
 TEST(Metrics, AFileForEachRankIsReplacedAndGoesWithItsJob) {
   const TempDir dir;
   Options options = SmallOptions(dir / "run");

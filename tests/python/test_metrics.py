@@ -178,7 +178,7 @@ def test_a_scrape_of_a_torchrun_job_shows_each_metric_move(job: Job, tmp_path: P
         assert (durable, failed) == (5, 1)
         of_group = {"cairn_newest_step", "cairn_newest_age_seconds", "cairn_checkpoints_removed_total"}
         assert of_group <= names if rank == 0 else not of_group & names
-    assert states[-1][0]["cairn_newest_step"] == 5
+    assert states[-1][0]["cairn_newest_step"] == 4  # The restore has passed over 5, which is damaged.
     assert states[-1][0]["cairn_checkpoints_removed_total"] == 3
 
     # The file has the same metrics, and the docs name no others.
@@ -300,6 +300,75 @@ def test_training_stops_after_so_many_failures_in_a_row(make: Make) -> None:
     checkpointer.check()
     assert checkpointer.stats["newest_step"] == 6 and checkpointer.stats["disk_free_bytes"] > 0
     checkpointer.close()
+
+
+def restores(checkpointer: cairn.Checkpointer) -> tuple[float, float]:
+    counted = samples(checkpointer.metrics_text())
+    return counted["cairn_restores_total done"], counted["cairn_restores_total failed"]
+
+
+def test_a_restore_or_a_load_counts_once(make: Make) -> None:
+    checkpointer = make()
+    with pytest.raises(cairn.NotFound):
+        checkpointer.restore({"w": numpy.ones(4)})
+    assert restores(checkpointer) == (0, 1)
+    checkpointer.save(1, {"w": numpy.ones(4), "v": numpy.ones(4)}).wait()
+    refused: list[Callable[[], Any]] = [
+        lambda: checkpointer.restore({"w": numpy.ones(4)}, cast="no such"),
+        lambda: checkpointer.restore({"w": numpy.ones(5), "v": numpy.ones(4)}),
+        lambda: checkpointer.load(step=-1),
+        lambda: checkpointer.load(names="no such"),
+        lambda: checkpointer.load(2),
+    ]
+    for failed, call in enumerate(refused, 2):
+        with pytest.raises((cairn.InvalidArgument, cairn.NotFound)):
+            call()
+        assert restores(checkpointer) == (0, failed), failed
+    checkpointer.restore({"w": numpy.zeros(4), "v": numpy.zeros(4)})
+    checkpointer.load()
+    assert restores(checkpointer) == (2, 6)
+    lazy = checkpointer.load(lazy=True)
+    lazy["w"].load()
+    assert restores(checkpointer) == (4, 6)
+    assert checkpointer.latest(fall_back=True) == 1 and restores(checkpointer) == (4, 6)
+
+
+def test_a_load_through_dcp_counts_once(make: Make, root: Path) -> None:
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("cairn.dcp")
+    from torch.distributed.checkpoint import state_dict_loader
+
+    checkpointer = make()
+    dcp.save({"w": torch.ones(4), "v": torch.ones(4)}, storage_writer=dcp.StorageWriter(checkpointer, 1), no_dist=True)
+
+    def reader(step: int | None = None, **options: Any) -> Any:
+        return dcp.StorageReader(checkpointer, step, **options)
+
+    whole, wrong = {"w": torch.zeros(4), "v": torch.zeros(4)}, {"w": torch.zeros(5)}
+    lossy = {"w": torch.zeros(4, dtype=torch.int8)}
+    refused: list[Callable[[], Any]] = [
+        lambda: dcp.load(dict(whole), storage_reader=reader(2), no_dist=True),
+        lambda: dcp.load(dict(wrong), storage_reader=reader(), no_dist=True),
+        lambda: dcp.load(dict(lossy), storage_reader=reader(), no_dist=True),
+        lambda: dcp.load(dict(whole), storage_reader=reader(), strict=False, no_dist=True),
+        lambda: state_dict_loader.load(dict(lossy), storage_reader=reader(), planner=dcp.LoadPlanner(), no_dist=True),
+    ]
+    for failed, call in enumerate(refused, 1):
+        with pytest.raises(BaseException):  # noqa: B017 (DCP's own call raises CheckpointException)
+            call()
+        assert restores(checkpointer) == (0, failed), failed
+    dcp.load(whole, storage_reader=reader(), no_dist=True)
+    assert restores(checkpointer) == (1, 5)
+    state_dict_loader.load(whole, storage_reader=reader(), planner=dcp.LoadPlanner(), no_dist=True)
+    assert restores(checkpointer) == (2, 5)
+
+    by_path = dcp.checkpointer_for(f"{root}2/step-1", no_dist=True, host_memory="32MiB")
+    for state, step in ((whole, 7), (wrong, 1)):
+        dcp.save(dict(whole), checkpoint_id=f"{root}2/step-1", no_dist=True)
+        with pytest.raises(cairn.Error):
+            dcp.load(dict(state), checkpoint_id=f"{root}2/step-{step}", no_dist=True)
+    assert restores(by_path) == (0, 2)
+    by_path.close()
 
 
 # There is room for the checkpoint that is kept and one more.

@@ -6,6 +6,7 @@ is not known here, goes through DCP's calls.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -174,6 +175,7 @@ def load(
     known: _Root | None = None
     made: StorageReader | MissingReader | None = None
     step: int | None = None
+    opened: Checkpointer | None = None
     if not storage_reader:
         root, step = parse_path(checkpoint_id)
         checkpoint_id = None
@@ -191,16 +193,19 @@ def load(
             known.users.add(made)
         if opened is not None:
             known = None
-    else:
-        if cast is not None or not strict:
-            raise InvalidArgument("cast and strict: give them to the storage_reader")
-        if not no_dist:
-            Uploads.wait_before()  # Of other libraries' readers; Cairn's waits itself.
     if isinstance(storage_reader, StorageReader):
         storage_reader._optimizers = classes_in(state_dict)
         storage_reader._given = {} if type(state_dict) is dict else state_dict
+        opened = storage_reader._checkpointer
+    counted: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if opened is not None:
+        counted = opened._engine.reading.counted()
     try:
-        with own_errors(), state_kept(state_dict, cast == "allow"):
+        with counted, own_errors(), state_kept(state_dict, cast == "allow"):
+            if made is None and (cast is not None or not strict):
+                raise InvalidArgument("cast and strict: give them to the storage_reader")
+            if made is None and not no_dist:
+                Uploads.wait_before()  # Of other libraries' readers; Cairn's waits itself.
             state_dict_loader.load(
                 state_dict,
                 checkpoint_id=checkpoint_id,

@@ -122,7 +122,7 @@ def load_into(
     reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
     reader._optimizers = classes_in(state)
     try:
-        with own_errors(), state_kept(state, cast == "allow"):
+        with reader.counted(), own_errors(), state_kept(state, cast == "allow"):
             load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))
     finally:
         reader.reset()  # Releases the checkpoint, also if the load was refused before it read.
@@ -138,21 +138,24 @@ def load_all(
 ) -> dict[str, Any]:
     """All of a checkpoint, as `load_into` chooses it, or what is below the keys in `top`. Each tensor is whole, on the
     CPU. Each process on its own, or, `together`, every rank."""
-    metadata = names_in(checkpointer, folder, step)
-    paths: Mapping[str, Any] = metadata.planner_data
-    flat: dict[str, Any] = {
-        fqn: torch.empty(one.size, dtype=one.properties.dtype) if isinstance(one, TensorStorageMetadata) else None
-        for fqn, one in metadata.state_dict_metadata.items()
-        if top is None or paths[fqn][0] in top
-    }
     reader = StorageReader(checkpointer, step, folder=folder)
-    with warnings.catch_warnings(), own_errors():
-        warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
-        load(flat, storage_reader=reader, planner=LoadPlanner(), no_dist=not together)
-    try:
-        return unflatten_state_dict(flat, {fqn: paths[fqn] for fqn in flat})
-    except (TypeError, LookupError) as error:
-        raise Corrupt(f"{reader.checkpoint_id}: the paths of its DCP items contradict each other: {error}") from error
+    with reader.counted():
+        metadata = names_in(checkpointer, folder, step)
+        paths: Mapping[str, Any] = metadata.planner_data
+        flat: dict[str, Any] = {
+            fqn: torch.empty(one.size, dtype=one.properties.dtype) if isinstance(one, TensorStorageMetadata) else None
+            for fqn, one in metadata.state_dict_metadata.items()
+            if top is None or paths[fqn][0] in top
+        }
+        with warnings.catch_warnings(), own_errors():
+            warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
+            load(flat, storage_reader=reader, planner=LoadPlanner(), no_dist=not together)
+        try:
+            return unflatten_state_dict(flat, {fqn: paths[fqn] for fqn in flat})
+        except (TypeError, LookupError) as error:
+            raise Corrupt(
+                f"{reader.checkpoint_id}: the paths of its DCP items contradict each other: {error}"
+            ) from error
 
 
 def names_in(checkpointer: Checkpointer, folder: str = "", step: int | None = None) -> Metadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 import io
@@ -172,13 +173,18 @@ class StorageReader(storage.StorageReader):
         if checkpoint_id is not None:
             self._step = parse_step(checkpoint_id)
 
+    def counted(self, whole: bool = True) -> contextlib.AbstractContextManager[None]:
+        """See Reading.counted. DCP's own load is seen here in parts only: where this rank is refused, or reads."""
+        return self._checkpointer._engine.reading.counted(whole)
+
     def read_metadata(self) -> Metadata:
         try:
             self._release_hold()
-            # The hold keeps retention from removing it before its data is read.
-            self._details = self._checkpointer._engine.reading.inspect_all(self._step, self._folder)
-            self._stored = stored = read_items(self._details, *self._place())
-            metadata = _Names({fqn: _metadata_of(stored, fqn) for fqn in stored.paths}, stored.refused)
+            with self.counted(whole=False):
+                # The hold keeps retention from removing it before its data is read.
+                self._details = self._checkpointer._engine.reading.inspect_all(self._step, self._folder)
+                self._stored = stored = read_items(self._details, *self._place())
+                metadata = _Names({fqn: _metadata_of(stored, fqn) for fqn in stored.paths}, stored.refused)
         except Error as error:
             self._release_hold()
             if isinstance(error, NotFound) and not self._folder:
@@ -210,24 +216,16 @@ class StorageReader(storage.StorageReader):
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         assert self._stored is not None
-        tell_left_out(
-            self._details["path"],
-            self._stored.paths,
-            self._stored.chunks,
-            {item.storage_index.fqn for plan in plans for item in plan.items},
-            [fqn for fqn in self._stored.paths if not self._stored.is_empty(fqn)],
-            self._strict,
-        )
-        # A planner may have made plans anew, without what the ranks said.
-        said = {rank: plan.storage_data for rank, plan in enumerate(plans) if isinstance(plan.storage_data, _About)}
-        first = min(said, default=0)
-        for rank, about in said.items():
-            if about[:2] != said[first][:2]:
-                found = [f"rank {of} step {said[of].step}" for of in (first, rank)]
-                raise FailedPrecondition(
-                    f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (different "
-                    "attempts if the steps are the same): load a given step"
-                )
+        with self.counted(whole=False):
+            tell_left_out(
+                self._details["path"],
+                self._stored.paths,
+                self._stored.chunks,
+                {item.storage_index.fqn for plan in plans for item in plan.items},
+                [fqn for fqn in self._stored.paths if not self._stored.is_empty(fqn)],
+                self._strict,
+            )
+            said = self._said(plans)
         if len(plans) == 1:
             return plans  # Perhaps each rank loads alone.
         readers = Counter((about.host, region) for about in said.values() for region in about.largest)
@@ -241,8 +239,25 @@ class StorageReader(storage.StorageReader):
             for rank, plan in enumerate(plans)
         ]
 
+    def _said(self, plans: list[LoadPlan]) -> dict[int, _About]:
+        """What the ranks' plans say, by rank, of one checkpoint. A planner may have made plans anew, without it."""
+        said = {rank: plan.storage_data for rank, plan in enumerate(plans) if isinstance(plan.storage_data, _About)}
+        first = min(said, default=0)
+        for rank, about in said.items():
+            if about[:2] != said[first][:2]:
+                found = [f"rank {of} step {said[of].step}" for of in (first, rank)]
+                raise FailedPrecondition(
+                    f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (different "
+                    "attempts if the steps are the same): load a given step"
+                )
+        return said
+
     def targets(self, plan: LoadPlan, planner: Any) -> Targets:
         """Into what a plan reads. InvalidArgument if it must not. Changes nothing."""
+        with self.counted(whole=False):
+            return self._targets(plan, planner)
+
+    def _targets(self, plan: LoadPlan, planner: Any) -> Targets:
         assert self._stored is not None
         items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
         values = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
@@ -287,7 +302,8 @@ class StorageReader(storage.StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         try:
-            return self._read_data(plan, planner)
+            with self.counted():
+                return self._read_data(plan, planner)
         finally:
             self._release_hold()
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,24 @@ class Reading:
     ) -> None:
         self._core, self._ranks, self._replicated = core, ranks, replicated
         self._root, self._timeout = root, timeout
+        self._counting = threading.local()
+
+    @contextlib.contextmanager
+    def counted(self, whole: bool = True) -> Iterator[None]:
+        """Around what a user asks for as one restore, or load: the metrics count it once, as done or failed, whatever it
+        calls within. A part of it, not the `whole`, counts if it fails."""
+        if getattr(self._counting, "is_on", False):
+            yield
+            return
+        self._counting.is_on, done = True, False
+        try:
+            yield
+            done = True
+        finally:
+            self._counting.is_on = False
+            with contextlib.suppress(Error):  # It is closed.
+                if whole or not done:
+                    self._core.count_restore(done)
 
     def wait_for_saves(self, step: int | None, folder: str = "") -> None:
         """Waits for the saves of this process that a reader would read. Raises DeadlineExceeded."""
@@ -160,9 +179,10 @@ class Reading:
             tensors, reads = {}, {}
 
             def read(name: str, kind: str) -> Any:
-                tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], place(name))
-                self._read(details, view, {name: tensor}, folder, None)
-                return tensor
+                with self.counted():
+                    tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], place(name))
+                    self._read(details, view, {name: tensor}, folder, None)
+                    return tensor
 
             for name in wanted:
                 key = view.tied.get(name, name), kinds.get(name, "torch")
