@@ -504,8 +504,8 @@ class Checkpointer:
         shards_recycled       files of retired checkpoints that were overwritten instead of new ones made;
                               not_recycled_reason says why the last one that was rejected could not be
         failures_in_a_row     saves that have failed since the last durable one, without those cancelled
-        newest_step           the newest checkpoint that is known to be durable, also one that the root had at the opening
-                              (on rank 0); newest_age is how long it has been so, by the system's clock. None: there is none
+        newest_step           on rank 0 the newest checkpoint that is known to be durable, also one that the root had at the
+                              opening; newest_age is how long it has been so, by the system's clock. None: there is none
         disk_free_bytes       free on the root's filesystem when the last save began, or at the opening
         save_interval         iterations between saves, as `slowdown` and `mtbf` have chosen; 0 before that.
                               save_interval_reason says what limits it

@@ -54,7 +54,7 @@ class Checkpointer::Impl {
   const bool grows;
   const std::uint64_t ranks_of_node;
   const std::shared_ptr<Metrics> metrics;
-  const std::int64_t opened_at = UnixMilliseconds(std::chrono::system_clock::now());
+  const double opened_at = UnixSeconds();
   std::string root_path;
   std::string root_id;  // Empty if the root has no `.writer`.
   std::string queue_name;
@@ -104,8 +104,6 @@ class Checkpointer::Impl {
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status MakePool();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
-  /// What the metrics say before the first save: the newest of these, and the space on the disk.
-  void CountBefore(const std::vector<CheckpointInfo>& committed);
   /// This is never freed, because threads go on using it. Once none of them writes any more, they release the lock.
   void LeaveBehind();
 

@@ -1,6 +1,9 @@
 // Every metric of a Checkpointer, with its name and what it is: docs/monitoring.md has them for users.
+#include <algorithm>
+
 #include "api/checkpointer_impl.h"
 #include "engine/engine.h"
+#include "engine/ledger.h"
 #include "store/writer.h"
 
 namespace cairn {
@@ -77,15 +80,14 @@ void AddEvents(PrometheusText& text, const Metrics& metrics) {
 }
 
 /// What rank 0 knows for the whole group.
-void AddGroup(PrometheusText& text, const Metrics& metrics) {
+void AddGroup(PrometheusText& text, const Metrics& metrics, const Ledger& ledger) {
   text.Counter("cairn_checkpoints_removed_total", "Checkpoints that retention has removed.").Value(metrics.removed);
-  const std::int64_t at = metrics.newest_at;
-  if (at == Metrics::kUnknown) return;
-  const std::int64_t now = UnixMilliseconds(std::chrono::system_clock::now());
-  text.Gauge("cairn_newest_step", "Step of the newest durable checkpoint.")
-      .Value(static_cast<std::uint64_t>(metrics.newest_step));
-  text.Gauge("cairn_newest_timestamp_seconds", "When it became durable.").Value(static_cast<double>(at) / 1e3);
-  text.Gauge("cairn_newest_age_seconds", "How long ago that is.").Value(static_cast<double>(now - at) / 1e3);
+  const std::optional<Ledger::Newest> newest = ledger.FindNewest();
+  if (!newest) return;
+  text.Gauge("cairn_newest_step", "Step of the newest durable checkpoint.").Value(newest->step);
+  if (!newest->at) return;
+  text.Gauge("cairn_newest_timestamp_seconds", "When it became durable.").Value(*newest->at);
+  text.Gauge("cairn_newest_age_seconds", "How long ago that is.").Value(UnixSeconds() - *newest->at);
 }
 
 }  // namespace
@@ -94,10 +96,13 @@ void Checkpointer::Impl::AddMetrics(CheckpointerStats& stats) const {
   if (const std::int64_t free = metrics->disk_free; free != Metrics::kUnknown) {
     stats.disk_free_bytes = static_cast<std::uint64_t>(free);
   }
-  const std::int64_t at = metrics->newest_at;
-  if (at == Metrics::kUnknown) return;
-  stats.newest_step = static_cast<std::uint64_t>(metrics->newest_step);
-  stats.newest_age = std::chrono::milliseconds(UnixMilliseconds(std::chrono::system_clock::now()) - at);
+  const std::optional<Ledger::Newest> newest = ledger == nullptr ? std::nullopt : ledger->FindNewest();
+  if (!newest) return;
+  stats.newest_step = newest->step;
+  if (!newest->at) return;
+  const std::chrono::duration<double> age(
+      std::clamp(UnixSeconds() - *newest->at, -1e9, 1e9));  // Files may have any time.
+  stats.newest_age = std::chrono::duration_cast<std::chrono::nanoseconds>(age);
 }
 
 std::string Checkpointer::MetricsText() const { return impl_->CheckProcess().ok() ? impl_->MetricsText() : ""; }
@@ -112,14 +117,13 @@ std::string Checkpointer::Impl::MetricsText() const {
       .Value(std::uint64_t{1}, PrometheusText::Label("path", root_path) + "," +
                                    PrometheusText::Label("ranks", std::to_string(group->size())) + "," +
                                    PrometheusText::Label("io_queue", queue_name));
-  text.Gauge("cairn_opened_timestamp_seconds", "When this Checkpointer was opened.")
-      .Value(static_cast<double>(opened_at) / 1e3);
+  text.Gauge("cairn_opened_timestamp_seconds", "When this Checkpointer was opened.").Value(opened_at);
   if (engine != nullptr) {
     CheckpointerStats stats;
     engine->AddStats(stats);
     AddSaves(text, *metrics, stats);
     AddPhases(text, *metrics, alone, leads);
-    if (leads) AddGroup(text, *metrics);
+    if (leads) AddGroup(text, *metrics, *ledger);
   }
   AddMeans(text, *metrics, *pool, engine != nullptr && !engine->DiskHangs().ok());
   AddEvents(text, *metrics);

@@ -1,5 +1,3 @@
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -14,7 +12,6 @@
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
-#include "store/names.h"
 #include "store/space.h"
 #include "store/writer.h"
 
@@ -62,26 +59,19 @@ Status Checkpointer::Impl::OpenRoot() {
     const Result<std::optional<WriterRecord>> record = ReadWriter(root->at());
     if (record.ok() && *record) root_id = (*record)->root;
   }
-  std::vector<CheckpointInfo> committed;
-  if (group->rank() == 0) {
-    CAIRN_ASSIGN_OR_RETURN(committed, ListInfos(root->at()));
-  }
-  CountBefore(committed);
-  if (group->rank() != 0) return Status::Ok();
-  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line());
-  return Status::Ok();
-}
-
-void Checkpointer::Impl::CountBefore(const std::vector<CheckpointInfo>& committed) {
-  const auto newest = std::ranges::find_if(committed.rbegin(), committed.rend(),
-                                           [](const CheckpointInfo& info) { return info.status.ok(); });
-  struct stat facts {};
-  if (newest != committed.rend() && ::stat((newest->path + "/" + std::string(kManifestName)).c_str(), &facts) == 0) {
-    metrics->newest_step = static_cast<std::int64_t>(newest->step);
-    metrics->newest_at = std::int64_t{facts.st_mtim.tv_sec} * 1000 + facts.st_mtim.tv_nsec / 1'000'000;
-  }
   const Result<std::optional<std::uint64_t>> free = FindFreeSpace(root->at());
   if (free.ok() && *free) metrics->disk_free = static_cast<std::int64_t>(**free);
+  if (group->rank() != 0) return Status::Ok();
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root->at()));
+  std::vector<CheckpointInfo> committed;
+  Ledger::Times committed_at;
+  for (StoredCheckpoint& one : stored) {
+    if (one.committed_at) committed_at.emplace(one.info.step, *one.committed_at);
+    committed.push_back(std::move(one.info));
+  }
+  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every, root->line(),
+                                    std::move(committed_at));
+  return Status::Ok();
 }
 
 Status Checkpointer::Impl::MakePool() {

@@ -44,8 +44,9 @@ enum class SavePoint : std::uint8_t {
 inline constexpr std::array<std::string_view, 8> kSavePhases{"wait", "copy", "write", "checksum",
                                                              "hold", "seal", "agree", "commit"};
 
-[[nodiscard]] inline std::int64_t UnixMilliseconds(std::chrono::system_clock::time_point when) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(when.time_since_epoch()).count();
+/// Since 1970.
+[[nodiscard]] inline double UnixSeconds(std::chrono::system_clock::time_point when = std::chrono::system_clock::now()) {
+  return std::chrono::duration<double>(when.time_since_epoch()).count();
 }
 
 /// What one Checkpointer counts. Each number synchronises itself, and belongs to no other: they may be a moment apart.
@@ -74,9 +75,6 @@ struct Metrics {
   Counter failed_restores{0};
 
   static constexpr std::int64_t kUnknown = -1;
-  /// The newest durable checkpoint, and when it became so, in milliseconds since 1970.
-  std::atomic<std::int64_t> newest_step{kUnknown};
-  std::atomic<std::int64_t> newest_at{kUnknown};
   std::atomic<std::int64_t> disk_free{kUnknown};
 };
 

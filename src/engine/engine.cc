@@ -264,7 +264,7 @@ void Engine::RemoveEndedJobs() {
         removing_ = removing_ || status.ok();
         behind_ += is_behind ? 1 : 0;
       }
-      Count(*task, status, stats);
+      Count(status, stats);
       // Notify waiters last, so that they see the slot free and the failures up to date.
       (*job)->NotifyWaiters();
       if (context_.parts.on_ended) context_.parts.on_ended();
@@ -286,7 +286,7 @@ void Engine::RemoveEndedJobs() {
   if (ended) retention_.OnSavesEnded();
 }
 
-void Engine::Count(const SaveTask& task, const Status& status, const SaveStats& stats) {
+void Engine::Count(const Status& status, const SaveStats& stats) const {
   Metrics& metrics = *context_.parts.metrics;
   const auto outcome = static_cast<std::size_t>(status.ok()                                    ? SaveOutcome::kDurable
                                                 : status.code() == StatusCode::kCancelled      ? SaveOutcome::kCancelled
@@ -300,8 +300,6 @@ void Engine::Count(const SaveTask& task, const Status& status, const SaveStats& 
     return;
   }
   metrics.buffered += stats.direct ? 0 : 1;
-  metrics.newest_step = static_cast<std::int64_t>(task.plan().step);
-  metrics.newest_at = UnixMilliseconds(std::chrono::system_clock::now());
 }
 
 std::uint64_t Engine::FilesInFlight() const {

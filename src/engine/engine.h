@@ -88,7 +88,7 @@ class Engine {
   [[nodiscard]] bool MakesRoom(const ShardWriter& writer) const;
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
   /// An ended save, for the metrics.
-  void Count(const SaveTask& task, const Status& status, const SaveStats& stats);
+  void Count(const Status& status, const SaveStats& stats) const;
   void OnRetention(bool busy) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t FilesInFlight() const;
 

@@ -4,14 +4,15 @@
 #include <limits>
 #include <utility>
 
+#include "base/metrics.h"
 #include "base/status_macros.h"
 #include "store/list.h"
 
 namespace cairn {
 
 Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
-               std::uint64_t line)
-    : keep_last_(keep_last), keep_every_(keep_every), line_(line) {
+               std::uint64_t line, Times committed_at)
+    : keep_last_(keep_last), keep_every_(keep_every), committed_at_(std::move(committed_at)), line_(line) {
   std::uint64_t newest = 0;
   for (const CheckpointInfo& one : committed) newest = std::max(newest, one.line);
   newest_line_ = std::max(newest, line_);
@@ -147,6 +148,7 @@ void Ledger::Committed(const SavePlan& plan, const std::string& attempt, NonFini
   if (const auto old = committed_.find(plan.step); old != committed_.end())
     one.pinned = one.pinned || old->second.pinned;
   committed_.insert_or_assign(plan.step, std::move(one));
+  committed_at_[plan.step] = UnixSeconds();
 }
 
 void Ledger::Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) {
@@ -212,6 +214,15 @@ std::vector<CheckpointInfo> Ledger::NewestFirst() const {
   return list;
 }
 
+std::optional<Ledger::Newest> Ledger::FindNewest() const {
+  MutexLock lock(mutex_);
+  const std::vector<const CheckpointInfo*> counted = Counted();
+  if (counted.empty()) return std::nullopt;
+  Newest newest{.step = counted.back()->step};
+  if (const auto at = committed_at_.find(newest.step); at != committed_at_.end()) newest.at = at->second;
+  return newest;
+}
+
 void Ledger::FoundDamaged(std::uint64_t step, const std::string& attempt) {
   MutexLock lock(mutex_);
   const auto found = committed_.find(step);
@@ -243,6 +254,7 @@ void Ledger::Removed(std::uint64_t step) {
   MutexLock lock(mutex_);
   retiring_.erase(step);
   committed_.erase(step);
+  committed_at_.erase(step);
   unknown_.erase(step);
   removal_ended_.NotifyAll();
 }

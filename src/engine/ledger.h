@@ -16,10 +16,13 @@ namespace cairn {
 /// belong to. Decides which steps may be saved, in which line, and what retention removes. Safe from any thread.
 class Ledger {
  public:
+  /// Seconds since 1970, by step.
+  using Times = std::map<std::uint64_t, double>;
+
   /// Continues the newest line of `committed` in `line`, the root's counter that this opening has begun, or in the next
-  /// one above all of `committed`.
+  /// one above all of `committed`. `committed_at`: when each of them was, as far as it is known.
   Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every,
-         std::uint64_t line = 0);
+         std::uint64_t line = 0, Times committed_at = {});
 
   /// Accepts a save: AlreadyExists, or FailedPrecondition for a step below the newest of this line. The step counts as
   /// in flight until Committed or Withdraw. If this step is being removed, waits for that; DeadlineExceeded, and not
@@ -57,6 +60,13 @@ class Ledger {
   [[nodiscard]] std::string AttemptOf(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
   /// The committed steps that are not known to be damaged, newest first.
   [[nodiscard]] std::vector<CheckpointInfo> NewestFirst() const CAIRN_EXCLUDES(mutex_);
+  struct Newest {
+    std::uint64_t step = 0;
+    /// Seconds since 1970; none if unknown.
+    std::optional<double> at;
+  };
+  /// The first of these. None if there is none.
+  [[nodiscard]] std::optional<Newest> FindNewest() const CAIRN_EXCLUDES(mutex_);
   /// A read found a committed step damaged: it no longer counts and is not removed.
   void FoundDamaged(std::uint64_t step, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   /// A committed step is not under its name: it no longer counts, as after WithdrawUnknown. Relist must follow. False
@@ -95,6 +105,8 @@ class Ledger {
   CondVar removal_ended_;
   // By step.
   std::map<std::uint64_t, CheckpointInfo> committed_ CAIRN_GUARDED_BY(mutex_);
+  // When they were committed.
+  Times committed_at_ CAIRN_GUARDED_BY(mutex_);
   // Step -> line.
   std::map<std::uint64_t, std::uint64_t> in_flight_ CAIRN_GUARDED_BY(mutex_);
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);

@@ -118,6 +118,11 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   // If the pin cannot be checked, it counts as set.
   info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
   info.path = folder.text();
+  struct stat facts {};
+  if (::fstatat(fd.get(), std::string(kManifestName).c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0) {
+    checkpoint.committed_at =
+        static_cast<double>(facts.st_mtim.tv_sec) + static_cast<double>(facts.st_mtim.tv_nsec) / 1e9;
+  }
   checkpoint.manifest = std::move(manifest);
   return checkpoint;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,8 @@ struct StoredCheckpoint {
   CheckpointInfo info;
   /// Empty if it does not verify.
   Manifest manifest;
+  /// The manifest's time, in seconds since 1970: it is written just before the commit.
+  std::optional<double> committed_at = std::nullopt;
 };
 
 /// Lists step-*: checkpoints whose manifests verify by {line, step}, oldest first, then damaged ones by step.

@@ -158,12 +158,17 @@ TEST(Metrics, EachMovesWithWhatItCounts) {
   EXPECT_GT(event.duration, std::chrono::nanoseconds(0));
 }
 
-TEST(Metrics, ARunThatStartsAgainKnowsTheNewestCheckpointsAge) {
-  const TempDir dir;
-  ASSERT_EQ(SaveDurably(*OpenOrFail(SmallOptions(dir / "run")), 7), Status::Ok());
-  const std::string manifest = dir / "run/step-00000000000000000007/manifest.json";
+/// A root with step 7, of long ago.
+void MakeOldRoot(const std::string& root) {
+  ASSERT_EQ(SaveDurably(*OpenOrFail(SmallOptions(root)), 7), Status::Ok());
+  const std::string manifest = root + "/step-00000000000000000007/manifest.json";
   const std::array<timespec, 2> long_ago{timespec{.tv_sec = 1'000'000'000}, timespec{.tv_sec = 1'000'000'000}};
   ASSERT_EQ(::utimensat(AT_FDCWD, manifest.c_str(), long_ago.data(), 0), 0);
+}
+
+TEST(Metrics, ARunThatStartsAgainKnowsTheNewestCheckpointsAge) {
+  const TempDir dir;
+  ASSERT_NO_FATAL_FAILURE(MakeOldRoot(dir / "run"));
 
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
 
@@ -174,6 +179,43 @@ TEST(Metrics, ARunThatStartsAgainKnowsTheNewestCheckpointsAge) {
   EXPECT_EQ(checkpointer->stats().newest_step, 7U);
   EXPECT_GT(checkpointer->stats().newest_age, std::chrono::hours(24 * 365));
   EXPECT_EQ(checkpointer->stats().since_durable, std::nullopt);
+}
+
+TEST(Metrics, AfterARemovalTheNewestIsTheOneBefore) {
+  const TempDir dir;
+  ASSERT_NO_FATAL_FAILURE(MakeOldRoot(dir / "run"));
+  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 8), Status::Ok());
+  EXPECT_EQ(Parse(checkpointer->MetricsText()).at("cairn_newest_step"), 8);
+
+  ASSERT_EQ(checkpointer->Remove(8), Status::Ok());
+
+  const Scrape before = Parse(checkpointer->MetricsText());
+  EXPECT_EQ(before.at("cairn_newest_step"), 7);
+  EXPECT_EQ(before.at("cairn_newest_timestamp_seconds"), 1e9);
+  EXPECT_GT(before.at("cairn_newest_age_seconds"), 1e8);
+
+  ASSERT_EQ(checkpointer->Publish(7, dir / "published"), Status::Ok());
+
+  EXPECT_FALSE(Parse(checkpointer->MetricsText()).contains("cairn_newest_step"));
+  EXPECT_EQ(checkpointer->stats().newest_step, std::nullopt);
+  EXPECT_EQ(checkpointer->stats().newest_age, std::nullopt);
+}
+
+TEST(Metrics, ASaveThatEndsAfterAYoungerOneIsNotTheNewest) {
+  const TempDir dir;
+  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(checkpointer, nullptr);
+  const auto state = SmallState(1);
+  const auto held = Inside::Of(*checkpointer).Save(1, state->state(), {}, std::chrono::minutes(10));
+  ASSERT_TRUE(held.ok()) << held.status();
+  ASSERT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
+
+  Inside::Of(*held).Release();
+
+  ASSERT_EQ(held->WaitDurable(Soon()), Status::Ok());
+  EXPECT_EQ(Parse(checkpointer->MetricsText()).at("cairn_newest_step"), 2);
 }
 
 TEST(Metrics, ARestoreCountsOnce) {
