@@ -98,7 +98,7 @@ void BindCheckpointer(py::module_& module) {
       .def(py::init(&Open), "root"_a, "options"_a, "group"_a, "node"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "elsewhere"_a, "replace"_a,
            "pin"_a, "replicas"_a, "hold"_a, "held"_a, "entry"_a)
-      .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
+      .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a, "code"_a)
       .def("should_save", &PyCheckpointer::ShouldSave, "step"_a)
       .def("set_up", &PyCheckpointer::SetUp, "cuda"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)

@@ -63,11 +63,12 @@ class PyCheckpointer : public OpenEngine {
     watcher()->Add(begun.watched());  // Last: its thread lets the entry go.
     return save;
   }
-  /// Called instead of Save when this rank cannot save, because the other ranks wait for it.
-  void GiveUp(std::uint64_t step, const std::string& why) {
-    if (!grouped()) return;
-    const Status refused(StatusCode::kFailedPrecondition, why);
-    Ask([&](Checkpointer& engine) { return engine.GiveUp(step, refused).status(); });
+  /// Called instead of Save when this rank cannot save: the save counts as a failed one, and the other ranks wait for
+  /// it. They hear what Python has raised as text.
+  void GiveUp(std::uint64_t step, const std::string& why, int code) {
+    const Status refused(grouped() ? StatusCode::kFailedPrecondition : static_cast<StatusCode>(code), why);
+    const InUse engine = Use();
+    Unlocked([&] { Inside::Of(*engine).Refuse(step, refused); });
   }
   bool ShouldSave(std::uint64_t step) {
     return Ask([&](Checkpointer& engine) { return engine.ShouldSave(step); });
@@ -248,7 +249,7 @@ class PyCheckpointer : public OpenEngine {
     const InUse engine = Use();
     Result<State> built = tensors.Build(last_save_);
     torch_ = tensors.torch();
-    if (!built.ok()) GiveUp(step, built.status().message());
+    if (!built.ok()) GiveUp(step, built.status().message(), static_cast<int>(built.status().code()));
     State state = ValueOrRaise(std::move(built));
     const std::shared_ptr<const TensorTable> table = Unlocked([&] { return Inside::Of(*engine).Foresee(state); });
     if (table->waits_for_streams()) streams.insert(streams.end(), elsewhere.begin(), elsewhere.end());
@@ -257,7 +258,7 @@ class PyCheckpointer : public OpenEngine {
     SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
       for (const auto& [name, text] : values) {
         if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
-          if (grouped()) static_cast<void>(engine->GiveUp(step, set));
+          Inside::Of(*engine).Refuse(step, set);
           return set;
         }
       }

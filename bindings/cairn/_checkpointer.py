@@ -82,10 +82,10 @@ class Checkpointer:
       file_mode      permissions of new files, before the umask. 0o640 and 0o750 let another user of the group read
       directory_mode permissions of new folders
       trace_events   how many events to keep for `write_trace`; 0: none
-      stop_after_failures  after how many failed saves in a row `check` raises. 0: it raises the newest failure, whatever
-                     came after it
+      stop_after_failures  after how many failed saves in a row `check` raises, with those that `save` refused. 0: it raises
+                     the newest failure, whatever came after it
       on_failure     a function that is called with (step, error) when a save has failed, on a thread of its own; not for
-                     those that were cancelled, skipped or replaced. What it is told counts as heard
+                     those that `save` refused, or that were cancelled, skipped or replaced. What it is told counts as heard
       metrics_file   a file, "NAME.prom", for node_exporter's textfile collector, in a folder that exists: replaced at
                      each save's end and every 15 s, removed by `close`. In a group each rank has one, NAME-rank0.prom
       metrics_port   serve the same numbers to Prometheus at this port, with prometheus_client. In a group a rank adds its
@@ -496,14 +496,15 @@ class Checkpointer:
         pool_hugepage_bytes   how much of the pool huge pages back; 0 until it was touched
         pool_peak_bytes       the most that was in use at once
         chunk_bytes           one chunk of the pool: what is copied and written at once
-        saves_started         saves that were accepted; each is durable, failed or in flight
+        saves_started         calls of `save`; each is durable, failed or in flight
         saves_durable, saves_failed, saves_in_flight
-                              how many of them are; those cancelled, skipped or replaced count as failed
+                              how many of them are; those refused, cancelled, skipped or replaced count as failed
         since_durable         the age of the newest durable save: how long ago it became durable. None before the first
         bytes_written         what ended saves gave to the filesystem, with headers and padding
         shards_recycled       files of retired checkpoints that were overwritten instead of new ones made;
                               not_recycled_reason says why the last one that was rejected could not be
-        failures_in_a_row     saves that have failed since the last durable one, without those cancelled
+        failures_in_a_row     saves that have failed, or were refused, since the last durable one; without those cancelled,
+                              and those of a step that is saved already
         newest_step           on rank 0 the newest checkpoint that is known to be durable, also one that the root had at the
                               opening; newest_age is how long it has been so, by the system's clock. None: there is none
         disk_free_bytes       free on the root's filesystem when the last save began, or at the opening
@@ -590,8 +591,8 @@ class Checkpointer:
         """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one. Call it
         now and then while training goes on.
 
-        With `stop_after_failures=N` it raises only while the newest N saves, or more, have all failed: the newest failure,
-        with their number. What it passes over counts as heard. In a group each rank counts; they may raise at different
+        With `stop_after_failures=N` it raises only while the newest N saves, or more, have all failed or were refused: the
+        newest failure, with their number. What it passes over counts as heard. In a group each rank counts; they may raise at different
         steps."""
         self._engine.log_events()
         self._engine.core.check()

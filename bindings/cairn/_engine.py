@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from . import _exit, _protect
 from ._arguments import callback, checked, flag, one_of, seconds, step_number, stream_of, whole
 from ._best import KeepBest, check_best, check_metrics, metric_values
-from ._errors import Cancelled, DeadlineExceeded, Error, InvalidArgument, Unsupported, text_of
+from ._errors import Cancelled, DeadlineExceeded, Error, InvalidArgument, Unsupported, status_of, text_of
 from ._held import Held, log_events, release_captured
 from ._metrics import MetricsServer, port_of_rank
 from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hints
@@ -169,9 +169,9 @@ class Engine:
                 # The engine would wait as well, but signals would not interrupt it.
                 self.core.wait_for_place(self.within_grace(self.full_timeout))
         except BaseException as error:
-            # The other ranks wait for this save.
+            # It counts as a failed one, and the other ranks wait for it.
             with contextlib.suppress(Exception):
-                self.core.give_up(step, f"{type(error).__name__}: {text_of(error)}")
+                self.core.give_up(step, f"{type(error).__name__}: {text_of(error)}", status_of(error)[0])
             raise
         held_for = _UNTIL_BEST if self._best is not None else hold
         entry = Held(tensors.kept, cuda)

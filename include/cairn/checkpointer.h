@@ -330,8 +330,8 @@ class Checkpointer {
   [[nodiscard]] Status LastFailure() const;
   /// Why training should stop; Ok if it should go on. Call it before each save.
   ///
-  /// With Options::stop_after_failures: once so many saves in a row have failed, the newest failure, with their number;
-  /// Ok again once a save is durable. Failures that it passes over count as heard. Without that option LastFailure().
+  /// With Options::stop_after_failures: once so many saves in a row have failed or were refused, the newest failure; Ok
+  /// again once a save is durable. Failures that it passes over count as heard. Without that option LastFailure().
   [[nodiscard]] Status CheckFailures() const;
   [[nodiscard]] CheckpointerStats stats() const;
   /// This rank's metrics in Prometheus' text format (0.0.4), for a server of the program's: docs/monitoring.md says

@@ -122,7 +122,7 @@ struct Options {
   /// Lets Checkpointer::ShouldSave choose when to save, from the measured cost of saves. Without it ShouldSave fails.
   /// With several ranks ask rank 0 only, and tell the others its answer: all of them must make the same saves.
   std::optional<SteeringOptions> steering = std::nullopt;
-  /// After how many failed saves in a row training should stop: Checkpointer::CheckFailures says so then. 0: see there.
+  /// After how many failed or refused saves in a row training should stop. See CheckFailures, also for 0.
   int stop_after_failures = 0;
   /// Receives everything worth reporting; the library prints nothing. May be empty.
   EventCallback on_event = nullptr;

@@ -57,7 +57,7 @@ struct CheckpointerStats {
   std::uint64_t saves_in_flight = 0;
   /// How long ago the newest of saves_durable became durable; none before the first.
   std::optional<std::chrono::nanoseconds> since_durable;
-  std::uint64_t failures_in_a_row = 0;  ///< Failed saves since the last durable one, without cancelled ones.
+  std::uint64_t failures_in_a_row = 0;  ///< Failed or refused saves since the last durable one, but no cancelled ones.
   /// On rank 0: the newest checkpoint that is known to be durable, also one that the root had at Open, and its age by
   /// the system's clock.
   std::optional<std::uint64_t> newest_step;

@@ -128,6 +128,11 @@ class Checkpointer::Impl {
   /// checksum, it fails with DeadlineExceeded.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options,
                           std::chrono::nanoseconds hold) CAIRN_EXCLUDES(save_mutex);
+  /// Called in place of Save by a caller who finds out before that it cannot be made.
+  void Refuse(std::uint64_t step, const Status& why) CAIRN_EXCLUDES(save_mutex);
+  /// Save raises `why` in its call: it counts as a failed one, and the ranks that wait for it hear of it.
+  void TellRefused(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun, const Status& why)
+      CAIRN_REQUIRES(save_mutex);
   /// Submits a save that ends with `why`, so that the ranks that wait for it hear of it.
   std::shared_ptr<SaveTask> SubmitFailed(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
                                          const Status& why) CAIRN_REQUIRES(save_mutex);

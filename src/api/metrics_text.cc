@@ -13,7 +13,7 @@ double Seconds(std::chrono::nanoseconds span) { return std::chrono::duration<dou
 
 /// How saves have ended, and how long they took.
 void AddSaves(PrometheusText& text, const Metrics& metrics, const CheckpointerStats& stats) {
-  text.Counter("cairn_saves_started_total", "Saves that were accepted.").Value(stats.saves_started);
+  text.Counter("cairn_saves_started_total", "Saves, also those that their call refused.").Value(stats.saves_started);
   text.Counter("cairn_saves_total", "Saves that have ended, by outcome.");
   for (std::size_t i = 0; i < kSaveOutcomes.size(); ++i) {
     text.Value(metrics.saves[i], PrometheusText::Label("outcome", kSaveOutcomes[i]));
@@ -29,7 +29,7 @@ void AddSaves(PrometheusText& text, const Metrics& metrics, const CheckpointerSt
     if (metrics.failures[i] == 0 || code == StatusCode::kCancelled) continue;
     text.Value(metrics.failures[i], PrometheusText::Label("code", StatusCodeName(code)));
   }
-  text.Gauge("cairn_failures_in_a_row", "Saves that have failed since the last durable one.")
+  text.Gauge("cairn_failures_in_a_row", "Saves that have failed or were refused since the last durable one.")
       .Value(stats.failures_in_a_row);
   text.Gauge("cairn_saves_in_flight", "Saves that have not ended.").Value(stats.saves_in_flight);
   text.Counter("cairn_written_bytes_total", "Bytes given to the filesystem, with headers and padding.")

@@ -30,6 +30,18 @@ Result<SaveHandle> Checkpointer::GiveUp(std::uint64_t step, const Status& why) {
   return SaveHandle(task);
 }
 
+void Checkpointer::Impl::Refuse(std::uint64_t step, const Status& why) {
+  if (!CheckWritable().ok()) return;
+  MutexLock lock(save_mutex);
+  TellRefused(step, next_sequence++, SaveTask::Clock::now(), why);
+}
+
+void Checkpointer::Impl::TellRefused(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
+                                     const Status& why) {
+  if (group->size() == 1) return engine->CountRefused(why);
+  SubmitFailed(step, sequence, begun, why)->MarkHeard();
+}
+
 std::shared_ptr<SaveTask> Checkpointer::Impl::SubmitFailed(std::uint64_t step, std::uint64_t sequence,
                                                            SaveTask::Clock::time_point begun, const Status& why) {
   auto task = std::make_shared<SaveTask>(SavePlan{.step = step, .sequence = sequence}, nullptr,
@@ -45,7 +57,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   MutexLock lock(save_mutex);
   const std::uint64_t sequence = next_sequence++;
   const auto refuse = [&](const Status& why) CAIRN_REQUIRES(save_mutex) {
-    if (group->size() > 1) SubmitFailed(step, sequence, begun, why)->MarkHeard();
+    TellRefused(step, sequence, begun, why);
     return why;
   };
 

@@ -255,11 +255,10 @@ void Engine::RemoveEndedJobs() {
         std::erase(tasks_, task);
         ++(status.ok() ? durable_ : failed_);
         if (status.ok()) durable_since_ = SaveTask::Clock::now();
-        const bool cancelled = status.code() == StatusCode::kCancelled;
-        in_a_row_ = status.ok() ? 0 : in_a_row_ + (cancelled ? 0 : 1);
+        CountInARow(status);
         bytes_written_ += stats.bytes_written;
         recycled_ += stats.recycled ? 1 : 0;
-        if (!status.ok() && !cancelled) failures_.Add(task, status);
+        if (!status.ok() && status.code() != StatusCode::kCancelled) failures_.Add(task, status);
         // Set before the slot is free: whoever waits for idle also waits for what this save retires or leaves.
         removing_ = removing_ || status.ok();
         behind_ += is_behind ? 1 : 0;
@@ -284,6 +283,26 @@ void Engine::RemoveEndedJobs() {
   changed_.NotifyAll();
   if (retires) retention_.Retire();
   if (ended) retention_.OnSavesEnded();
+}
+
+void Engine::CountInARow(const Status& status) {
+  if (status.ok()) in_a_row_ = 0;
+  // The training goes on that asked for a step twice, or cancelled one.
+  const bool loses = status.code() != StatusCode::kCancelled && status.code() != StatusCode::kAlreadyExists;
+  if (status.ok() || !loses) return;
+  ++in_a_row_;
+  newest_in_a_row_ = status;
+}
+
+void Engine::CountRefused(const Status& why) {
+  {
+    MutexLock lock(mutex_);
+    ++started_;
+    ++failed_;
+    CountInARow(why);
+  }
+  Count(why, {});
+  if (context_.parts.on_ended) context_.parts.on_ended();
 }
 
 void Engine::Count(const Status& status, const SaveStats& stats) const {
@@ -399,9 +418,9 @@ Status Engine::NewestFailure() const {
 
 Status Engine::FailureAfter(std::uint64_t in_a_row) const {
   MutexLock lock(mutex_);
-  const Status newest = failures_.Newest();
   static_cast<void>(failures_.TakeUnheard());
   if (in_a_row_ < in_a_row) return Status::Ok();
+  const Status& newest = newest_in_a_row_;
   return Error(newest.code(), newest.detail(), "{} {} failed, the newest: {}", in_a_row_,
                in_a_row_ == 1 ? "save has" : "saves in a row have", newest.message());
 }

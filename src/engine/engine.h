@@ -42,6 +42,8 @@ class Engine {
 
   /// Takes a save. `given_up` as in SaveJob::Start. Saves run in the order of calls.
   void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
+  /// Counts a save that its call has refused as a failed one. Nobody has to hear of it any more.
+  void CountRefused(const Status& why) CAIRN_EXCLUDES(mutex_);
   /// Adds a device after the start, before the first save that uses it.
   void AddDevice(const std::shared_ptr<Device>& device, std::byte* staging);
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }
@@ -62,7 +64,8 @@ class Engine {
   [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
   /// See Failures.
   [[nodiscard]] Status NewestFailure() const CAIRN_EXCLUDES(mutex_);
-  /// The same once so many saves in a row have failed, with their number; else Ok. All failures count as heard.
+  /// The newest once so many saves in a row have failed or were refused, with their number; else Ok. All failures count
+  /// as heard.
   [[nodiscard]] Status FailureAfter(std::uint64_t in_a_row) const CAIRN_EXCLUDES(mutex_);
   /// Whether any save is in flight. Cheap: stats() reads what the kernel says of the pool.
   [[nodiscard]] bool HasSaves() const CAIRN_EXCLUDES(mutex_);
@@ -89,6 +92,7 @@ class Engine {
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
   /// An ended save, for the metrics.
   void Count(const Status& status, const SaveStats& stats) const;
+  void CountInARow(const Status& status) CAIRN_REQUIRES(mutex_);
   void OnRetention(bool busy) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t FilesInFlight() const;
 
@@ -121,8 +125,9 @@ class Engine {
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;
   SaveTask::Clock::time_point durable_since_ CAIRN_GUARDED_BY(mutex_);  // The newest of them.
   std::uint64_t failed_ CAIRN_GUARDED_BY(mutex_) = 0;
-  // Since the newest that is durable.
+  // Failures since the newest that is durable.
   std::uint64_t in_a_row_ CAIRN_GUARDED_BY(mutex_) = 0;
+  Status newest_in_a_row_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t bytes_written_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t recycled_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::string not_recycled_ CAIRN_GUARDED_BY(mutex_);

@@ -438,7 +438,69 @@ TEST(FailurePolicy, TrainingStopsAfterSoManyFailuresInARow) {
   disk->Limit({});
   EXPECT_EQ(SaveDurably(*checkpointer, 6), Status::Ok());
   EXPECT_EQ(checkpointer->CheckFailures(), Status::Ok());
+  disk->Limit({.blocks = 0});
+  const auto unheard = SmallState(7);
+  ASSERT_TRUE(checkpointer->Save(7, unheard->state()).ok());
+  ASSERT_EQ(Inside::Of(*checkpointer).WaitIdle(Soon()), Status::Ok());
+  EXPECT_EQ(checkpointer->CheckFailures(), Status::Ok());
   EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok()) << "what it passed over was heard";
+}
+
+TEST(FailurePolicy, SavesThatTheirCallRefusesCount) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    const TempDir dir;
+    Options options = SmallOptions(dir / "run");
+    options.stop_after_failures = 2;
+    const auto open = OpenRanks(ranks, options);
+    ASSERT_EQ(open.size(), static_cast<std::size_t>(ranks));
+    std::vector<std::unique_ptr<Tensors>> states;
+    // What rank 0's call returns.
+    const auto save = [&](std::uint64_t step) {
+      Status called;
+      std::vector<SaveHandle> others;
+      for (int rank = 0; rank < ranks; ++rank) {
+        states.push_back(SmallState(step, rank));
+        const auto begun = open[static_cast<std::size_t>(rank)]->Save(step, states.back()->state());
+        if (rank == 0) called = begun.status();
+        if (begun.ok()) others.push_back(*begun);
+      }
+      for (const SaveHandle& other : others) EXPECT_EQ(other.WaitDurable(Soon()).code(), called.code());
+      return called;
+    };
+    // In a group rank 0 counts its own once it has told the others.
+    const auto await_failed = [&](double expected) {
+      for (const auto& one : open) {
+        const auto failed = [&] { return Parse(one->MetricsText()).at("cairn_saves_total failed"); };
+        for (const Deadline end = Soon(); failed() != expected && !end.passed();) std::this_thread::yield();
+        EXPECT_EQ(failed(), expected);
+      }
+    };
+    ASSERT_EQ(save(5), Status::Ok());
+
+    EXPECT_EQ(save(5).code(), StatusCode::kAlreadyExists);
+    EXPECT_EQ(save(3).code(), StatusCode::kFailedPrecondition);
+    await_failed(2);
+    for (const auto& one : open) {
+      EXPECT_EQ(one->stats().failures_in_a_row, 1U) << "step 5 is saved";
+      EXPECT_EQ(one->CheckFailures(), Status::Ok());
+    }
+    EXPECT_EQ(save(4).code(), StatusCode::kFailedPrecondition);
+    await_failed(3);
+
+    for (const auto& one : open) {
+      const Status stop = one->CheckFailures();
+      EXPECT_EQ(stop.code(), StatusCode::kFailedPrecondition);
+      EXPECT_THAT(stop.message(), AllOf(StartsWith("2 saves in a row have failed, the newest: "),
+                                        HasSubstr("step 4 is below the newest one, 5")));
+      const Scrape counted = Parse(one->MetricsText());
+      EXPECT_EQ(counted.at("cairn_save_failures_total FailedPrecondition"), 2);
+      EXPECT_EQ(counted.at("cairn_saves_started_total"), 4);
+      EXPECT_EQ(one->Drain(Soon()), Status::Ok()) << "its call has said so";
+    }
+    EXPECT_EQ(save(6), Status::Ok());
+    for (const auto& one : open) EXPECT_EQ(one->CheckFailures(), Status::Ok());
+  }
 }
 
 // There is room for the checkpoint that is kept and one more. A save that begins before the one before it has ended,

@@ -302,6 +302,29 @@ def test_training_stops_after_so_many_failures_in_a_row(make: Make) -> None:
     checkpointer.close()
 
 
+def test_saves_that_their_call_refuses_count(make: Make) -> None:
+    told: list[int] = []
+    checkpointer = make(stop_after_failures=2, on_failure=lambda step, _error: told.append(step))
+    checkpointer.save(5, BIG).wait()
+    with pytest.raises(cairn.AlreadyExists):
+        checkpointer.save(5, BIG)
+    with pytest.raises(cairn.InvalidArgument):
+        checkpointer.save(6, {"w": object()})
+    checkpointer.check()  # Step 5 is saved.
+    with pytest.raises(cairn.FailedPrecondition):
+        checkpointer.save(4, BIG)
+    with pytest.raises(cairn.FailedPrecondition, match="2 saves in a row have failed, the newest: step 4 is below"):
+        checkpointer.check()
+    counted = samples(checkpointer.metrics_text())
+    assert counted["cairn_save_failures_total InvalidArgument"] == 1
+    assert counted["cairn_save_failures_total FailedPrecondition"] == 1
+    assert (counted["cairn_saves_total failed"], counted["cairn_failures_in_a_row"]) == (3, 2)
+    checkpointer.save(6, BIG).wait()
+    checkpointer.check()
+    checkpointer.close()
+    assert told == []  # Whoever called save has heard.
+
+
 def restores(checkpointer: cairn.Checkpointer) -> tuple[float, float]:
     counted = samples(checkpointer.metrics_text())
     return counted["cairn_restores_total done"], counted["cairn_restores_total failed"]
