@@ -12,6 +12,7 @@ import cairn
 import numpy
 import pytest
 import torch
+from torch.distributed import checkpoint as dcp
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -201,6 +202,27 @@ def test_a_module_hears_of_which_version_its_state_is(make: Make, monkeypatch: A
     weights.append(new[0].weight.item())
 
     assert weights == [10 if version == 1 else 1] * 3
+
+
+def test_a_module_of_whose_state_the_version_is_not_known_is_named(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = torch.nn.Sequential(Scaled(1, 1), torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+    checkpointer = make()
+    for step, planner in ((1, None), (2, cairn.dcp.SavePlanner())):
+        dcp.save({"model": model}, storage_writer=cairn.dcp.StorageWriter(checkpointer, step), planner=planner)
+    response = dcp.async_save({"model": model}, storage_writer=cairn.dcp.StorageWriter(checkpointer, 3))
+    getattr(response, "upload_completion", response).result(60)
+
+    told = {}
+    for step in (1, 2, 3):
+        for load_with in (dcp.load, cairn.dcp.load):
+            caplog.clear()
+            load_with({"model": model}, storage_reader=cairn.dcp.StorageReader(checkpointer, step))
+            told[step, load_with] = [one.message for one in caplog.records if "of which version" in one.message]
+
+    assert [len(messages) for messages in told.values()] == [1, 1, 0, 0, 0, 0]
+    assert all("for the present one: model.0, model.1. Save with" in messages[0] for messages in [*told.values()][:2])
 
 
 def test_an_optimizers_state_that_is_no_tensor_comes_back(make: Make) -> None:

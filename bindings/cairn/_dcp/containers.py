@@ -7,6 +7,7 @@ ones. DCP drops it, so it is kept beside the items (see Items) and given to the 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeAlias
@@ -15,9 +16,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .._errors import InvalidArgument
-from .._tree.paths import MAX_DEPTH, kind_name, refuse_classless, shown
+from .._tree.paths import MAX_DEPTH, kind_name, listed, refuse_classless, shown
 from .._tree.taken import elements_of, items_of
 
+_log = logging.getLogger("cairn")
+_LISTED = 5
 # By the place of the dict: what modules have other than USUAL, by name.
 ModuleMetadata: TypeAlias = dict[str, dict[str, Any]]
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, DTensor, int, float, bool, str, bytes, type(None)})
@@ -68,12 +71,25 @@ def refuse_fixed(place: str, held: Any) -> None:
         raise InvalidArgument(f"{_named(place, held)} cannot be loaded into: convert it with dict(...)")
 
 
-def give_metadata(saved: ModuleMetadata, *states: Any) -> None:
-    """To the dicts of a state that have `_metadata`, where the checkpoint's had it: what it says of the same modules."""
-    for place, held in chain(*map(containers, states)) if saved else ():
+def give_metadata(saved: ModuleMetadata, where: str, *states: Any) -> None:
+    """To the dicts of a state that have `_metadata`, where the checkpoint's had it: what it says of the same modules. Logs
+    of which modules it does not know the version, though theirs is not the first: DCP's own planners do not keep it."""
+    unknown: dict[str, None] = {}
+    for place, held in chain(*map(containers, states)):
         own = getattr(held, "__dict__", {}).get("_metadata")
-        if place in saved and isinstance(own, dict):
+        if not isinstance(own, dict):
+            continue
+        if place in saved:
             own.update({name: {**saved[place].get(name, USUAL)} for name in own})
+        else:
+            unknown |= {f"{place}.{name}".strip("."): None for name, of in own.items() if of != USUAL}
+    if unknown:
+        _log.warning(
+            "%s: does not say of which version the state of these modules is, so load_state_dict takes it for the present "
+            "one: %s. Save with cairn.dcp.save, or with planner=cairn.dcp.SavePlanner()",
+            where,
+            listed([*unknown], _LISTED),
+        )
 
 
 def _named(place: str, held: Any) -> str:

@@ -334,7 +334,8 @@ class StorageReader(storage.StorageReader):
             if temporary is not None:
                 target.copy_(temporary)
             planner.commit_tensor(item, target)
-        give_metadata(self._stored.metadata, getattr(planner, "original_state_dict", {}), self._given)
+        given = getattr(planner, "original_state_dict", {}), self._given
+        give_metadata(self._stored.metadata, self._details["path"], *given)
         places = _places_of(planner)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
