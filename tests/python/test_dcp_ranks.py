@@ -95,7 +95,7 @@ def test_parts_of_different_tensors_under_one_name_are_refused(
     assert shards(root, 1) == []
 
 
-def test_parts_that_do_not_make_the_whole_are_refused(worlds: Worlds) -> None:
+def test_parts_that_do_not_make_the_whole_are_refused(worlds: Worlds, root: Path) -> None:
     whole = "float32 [{}] of [8, 2]".format
     for second, shape in (((2, 0), "4, 2"), ((4, 0), "2, 2"), ((4, 1), "4, 1"), ((4, 0), "0, 2")):
         with pytest.raises(cairn.InvalidArgument, match='"w": expected parts that make the whole of '):
@@ -109,6 +109,14 @@ def test_parts_that_do_not_make_the_whole_are_refused(worlds: Worlds) -> None:
         f"s = {part}; s.pop('w') if rank else 0; cairn.dcp.save(s, storage_writer=cairn.dcp.StorageWriter(c, 1))"
     ):
         assert answer["error"] == "InvalidArgument" and "8 elements, found 4 in 1 parts" in answer["message"], answer
+    # A process that saves alone what others have a part of.
+    for how in ("cairn.dcp.save", "dcp.save"):
+        alone = (
+            f"{how}({{'w': distribute_tensor(torch.ones(8, 1), mesh, [Shard(0)])}}, no_dist=True, storage_writer=to)"
+        )
+        opened = f"d = cairn.Checkpointer({str(root / how)!r} + str(rank)); to = cairn.dcp.StorageWriter(d, 1)"
+        for answer in world.answers(f"{opened}\n{alone}"):
+            assert "8 elements, found 4 in 1 parts" in answer["message"], answer
     # The same memory, read in two ways.
     got = world.all("""
 z = torch.tensor([[1 + 2j, 3 + 4j]], dtype=torch.complex64)
@@ -119,6 +127,39 @@ got = load({"x": torch.zeros_like(x), "y": torch.zeros_like(x)}, 2)
 """)
     assert got == [[True, True]] * 2
     end(world)
+
+
+LOADS = {
+    "DCP's planner": "dcp.load(into, storage_reader=cairn.dcp.StorageReader(c))",
+    "by reader": "cairn.dcp.load(into, storage_reader=cairn.dcp.StorageReader(c))",
+    "a plug's": "direct.load_into(c, into)",
+    "all of it": "direct.load_all(c)",
+}
+
+
+def test_a_hole_that_was_saved_is_refused_by_loads_that_want_it(worlds: Worlds) -> None:
+    """As checkpoints may have it that were saved before holes were refused."""
+    world = worlds(2)
+    world.all("""
+from cairn._dcp import direct, shares
+shares.check_tiled = lambda _: None
+parts = {n: distribute_tensor(torch.arange(12.0).reshape(6, 2), mesh, [Shard(0)]) for n in ("w", "x")}
+if rank: parts.pop("w")
+cairn.dcp.save(parts | {"y": 1}, storage_writer=cairn.dcp.StorageWriter(c, 1))
+def fresh(placed=Shard(0)): return {n: distribute_tensor(torch.full((6, 2), -1.0), mesh, [placed]) for n in ("w", "x")}
+""")
+    for what, load in LOADS.items():
+        for of in ("fresh(Shard(1))", "{'w': torch.full((6, 2), -1.0)}"):
+            for answer in world.answers(f"into = {of}; {load}"):
+                assert '"w" was saved with a hole, or parts that overlap: expected' in answer["message"], (what, answer)
+            if what != "DCP's planner":  # With which each rank refuses just before it reads.
+                assert world.all("float(max(getattr(one, '_local_tensor', one).max() for one in into.values()))") == [
+                    -1.0, -1.0,
+                ]  # fmt: skip
+    # Who wants none of what is not there gets what is.
+    assert world.all("into = {'x': fresh()['x']}; load(into); into['x'].full_tensor().sum().item()") == [66.0] * 2
+    world.all("into = fresh(); into = {'y': 0} if rank else {'w': into['w']}; load(into)")
+    assert world.all("into['y'] if rank else into['w'].to_local().sum().item()") == [15.0, 1]
 
 
 def test_every_cutting_of_dtensors_loads_into_every_other(worlds: Worlds, root: Path) -> None:

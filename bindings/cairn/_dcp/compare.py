@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from typing import Any, TypeAlias
 
@@ -16,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from .._errors import InvalidArgument
 from .._ranks.digests import crc_of, spelled
 from .plain_values import BELOW, VALUE, Held, Key
+from .tiles import Offset, untiled
 
-Offset: TypeAlias = tuple[int, ...]
 Holders: TypeAlias = tuple[int, ...]  # The ranks that hold a thing.
 Unproved: TypeAlias = dict[Key, tuple[str, Holders]]  # Tensors of several ranks that may differ: what, and whose.
 BUFFER = "buffer"  # A layout that is the same on all ranks, as one that proves equal contents.
@@ -159,26 +157,8 @@ def check_tiled(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
                 wholes[fqn] = _numbers(found[2])
                 parts.setdefault(fqn, {})[offset] = _numbers(found[1])
     for fqn, found_parts in parts.items():
-        whole = wholes[fqn]
-        boxes = sorted((offset, shape) for offset, shape in found_parts.items() if 0 not in shape)
-        found_elements = sum(math.prod(shape) for _, shape in boxes)
-        if found_elements != math.prod(whole) or any(map(partial(_overlap, boxes), range(len(boxes)))):
-            listed = ", ".join(f"{[*shape]} at {[*offset]}" for offset, shape in boxes[:_LISTED])
-            raise InvalidArgument(
-                f'"{fqn}": expected parts that make the whole of {[*whole]}, {math.prod(whole)} elements, found '
-                f"{found_elements} in {len(boxes)} parts of all ranks: {listed}{', ...' if len(boxes) > _LISTED else ''}"
-            )
-
-
-def _overlap(boxes: Sequence[tuple[Offset, tuple[int, ...]]], i: int) -> bool:
-    """Whether a later one overlaps this one. They are in order, so those behind its rows begin no sooner."""
-    offset, shape = boxes[i]
-    for other, extents in boxes[i + 1 :]:
-        if not shape or other[0] >= offset[0] + shape[0]:
-            return False
-        if all(a < b + m and b < a + n for a, n, b, m in zip(offset, shape, other, extents, strict=True)):
-            return True
-    return False
+        if (unlike := untiled(wholes[fqn], found_parts.items())) is not None:
+            raise InvalidArgument(f'"{fqn}": {unlike}')
 
 
 def _numbers(text: str) -> tuple[int, ...]:

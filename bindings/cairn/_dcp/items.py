@@ -136,6 +136,13 @@ class Items:
             if piece.fqn not in self.own
         ] + held_values({fqn: form for fqn, form in self.forms.items() if fqn not in self.own})
 
+    def parts(self) -> list[tuple[Key, str]]:
+        return [
+            (piece.key, described(piece.tensor.dtype, piece.tensor.shape, piece.size))
+            for piece in self.pieces
+            if piece.offset is not None
+        ]
+
     def keys(self) -> set[Key]:
         """Of what a planner writes: an array in a value is a part of the value."""
         pieces = {piece.key for piece in self.pieces if piece.fqn not in self.own}

@@ -42,7 +42,15 @@ from .left_out import tell_left_out, tell_unlike
 from .places import Places
 from .plain_values import BELOW
 from .planners import LoadPlanner
-from .targets import Targets, check_kinds, check_numbers, check_schedulers, inner_targets, unlike_optimizers
+from .targets import (
+    Targets,
+    check_covered,
+    check_kinds,
+    check_numbers,
+    check_schedulers,
+    inner_targets,
+    unlike_optimizers,
+)
 from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
@@ -262,6 +270,7 @@ class StorageReader(storage.StorageReader):
         items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
         values = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         flat, where = getattr(planner, "state_dict", None) or {}, self._details["path"]
+        check_covered(self._stored, items, flat, where)
         check_kinds(values, flat, where)
         check_numbers(self._stored, values, flat, where)
         check_schedulers(self._stored, values, flat, where)

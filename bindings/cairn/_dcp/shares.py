@@ -50,6 +50,9 @@ class Contents(Protocol):
 
     def held(self) -> list[Held]: ...
 
+    def parts(self) -> list[tuple[Key, str]]:
+        """What `held` says of parts of tensors."""
+
     def contents(self) -> Callable[[Key], Any]:
         """Gives the tensor of a key."""
 
@@ -87,6 +90,7 @@ class WriteShares:
         """The keys that this rank writes; None: all. Every rank calls this, and waits for the others. If what several
         ranks hold differs, every rank raises InvalidArgument with the names."""
         if self._ranks.world == 1:
+            check_tiled([items.parts()])
             return None
         with self._lock:
             where = f"{self._root}, step {step}"

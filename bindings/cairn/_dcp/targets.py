@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
+from torch.distributed.tensor import DTensor
 
 from .. import _core
-from .._errors import InvalidArgument, counted
+from .._errors import Corrupt, InvalidArgument, counted
 from .._memory import check as check_memory
 from .._tree.casts import Casts
 from .._tree.optimizer_states import DECIDING, Regrouped
@@ -19,6 +22,7 @@ from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import holds_tensor, is_plain
 from .items import Chunk, Inner, StoredItems
 from .left_out import OTHER_CLASS
+from .tiles import overlap, untiled
 
 
 class Targets:
@@ -90,6 +94,35 @@ class Targets:
             return self._stored.places[name], (0,) * target.dim(), tuple(target.shape)
         item = self.items[number][0]
         return self._chunks[number].place, tuple(item.storage_offsets), tuple(item.lengths)
+
+
+def check_covered(stored: StoredItems, items: Iterable[ReadItem], flat: Mapping[str, Any], where: str) -> None:
+    """Corrupt if the parts of the checkpoint leave a hole in what a rank wants, which would keep what is there, or give it
+    one element twice. `items` are those that it reads, `flat` is what it reads into, by fqn."""
+    items = [*items]
+    made: set[Any] = set()  # Layouts that make the whole: most sharded tensors have one of a few.
+    for fqn in flat or {item.storage_index.fqn: None for item in items}:
+        chunks = stored.chunks.get(fqn, ())
+        if not chunks or (len(chunks) == 1 and chunks[0].shape == chunks[0].size):
+            continue
+        layout = chunks[0].size, frozenset((chunk.offset, chunk.shape) for chunk in chunks)
+        if layout in made:
+            continue
+        if (unlike := untiled(*layout)) is None:
+            made.add(layout)
+            continue
+        read = sum(math.prod(item.lengths) for item in items if item.storage_index.fqn == fqn)
+        if overlap(sorted(layout[1])) or fqn not in flat or read < _wanted(flat[fqn]):
+            raise Corrupt(f'{where}: "{fqn}" was saved with a hole, or parts that overlap: {unlike}')
+
+
+def _wanted(target: Any) -> int:
+    """How many elements of a tensor this rank has."""
+    if not isinstance(target, torch.Tensor):
+        return 0
+    if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
+        return 0
+    return sum(math.prod(chunk.sizes) for chunk in _create_chunk_list(target))
 
 
 def check_kinds(fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> None:

@@ -353,6 +353,9 @@ class _Planned:
             if item.type != WriteItemType.BYTE_IO
         ] + held_values(self.forms)
 
+    def parts(self) -> list[tuple[Key, str]]:
+        return [(key_of(item), described_item(item)) for item in self._items if item.type == WriteItemType.SHARD]
+
     def contents(self) -> Callable[[Key], Any]:
         items, arrays = {key_of(item): item for item in self._items}, large_arrays(self.forms)
         return lambda key: arrays[key] if key in arrays else _waited_for(self._planner.resolve_data(items[key]))
