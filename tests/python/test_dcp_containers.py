@@ -15,6 +15,8 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+from cairn._dcp import direct
+
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 Make = Callable[..., cairn.Checkpointer]
 ONE = torch.ones(1)
@@ -201,7 +203,14 @@ def test_a_module_hears_of_which_version_its_state_is(make: Make, monkeypatch: A
     new.load_state_dict(load(checkpointer, 2, new.state_dict()))
     weights.append(new[0].weight.item())
 
-    assert weights == [10 if version == 1 else 1] * 3
+    made = direct.load_all(checkpointer, step=1)["by"][0]["dict"]  # As Lightning reads a sharded checkpoint whole.
+    new.load_state_dict(made)
+    weights.append(new[0].weight.item())
+    new.load_state_dict(direct.load_all(checkpointer, step=2))
+    weights.append(new[0].weight.item())
+
+    assert weights == [10 if version == 1 else 1] * 5
+    assert made._metadata["1"] == {"version": 2} and made._metadata[""] == {"version": 1}
 
 
 def test_a_module_of_whose_state_the_version_is_not_known_is_named(

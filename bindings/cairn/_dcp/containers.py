@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeAlias
@@ -90,6 +91,24 @@ def give_metadata(saved: ModuleMetadata, where: str, *states: Any) -> None:
             where,
             listed([*unknown], _LISTED),
         )
+
+
+def made_with_metadata(saved: ModuleMetadata, state: Any, place: str = "") -> Any:
+    """A state that was made of plain dicts, where the checkpoint's had `_metadata` with dicts that have it."""
+    if not isinstance(state, (dict, list)) or not any(one.startswith(place) for one in saved):
+        return state
+    for key, held in state.items() if isinstance(state, dict) else enumerate(state):
+        text = key if isinstance(key, str) else shown(key)
+        state[key] = made_with_metadata(saved, held, f"{place}.{text}" if place else text)
+    if place not in saved or not isinstance(state, dict):
+        return state
+    state = OrderedDict(state)
+    # A module without parameters has no state to migrate.
+    modules = {"": None} | {
+        ".".join(parts[:i]): None for key in state for parts in [str(key).split(".")] for i in range(len(parts))
+    }
+    vars(state)["_metadata"] = OrderedDict((name, {**saved[place].get(name, USUAL)}) for name in modules)
+    return state
 
 
 def _named(place: str, held: Any) -> str:

@@ -25,7 +25,7 @@ from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector
 from .classes import Classes, class_names, classes_in, state_kept
 from .compare import BUFFER
-from .containers import metadata_of
+from .containers import made_with_metadata, metadata_of
 from .failures import own_errors
 from .items import Items
 from .planners import LoadPlanner, SavePlanner
@@ -151,7 +151,9 @@ def load_all(
             warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
             load(flat, storage_reader=reader, planner=LoadPlanner(), no_dist=not together)
         try:
-            return unflatten_state_dict(flat, {fqn: paths[fqn] for fqn in flat})
+            made = unflatten_state_dict(flat, {fqn: paths[fqn] for fqn in flat})
+            whole: dict[str, Any] = made_with_metadata(reader.modules, made)
+            return whole
         except (TypeError, LookupError) as error:
             raise Corrupt(
                 f"{reader.checkpoint_id}: the paths of its DCP items contradict each other: {error}"

@@ -36,7 +36,7 @@ from .._tree import Stored
 from .._tree.casts import allows_loss
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .classes import Classes, unlike_classes
-from .containers import give_metadata
+from .containers import ModuleMetadata, give_metadata
 from .items import StoredItems, is_step, parse_step, part_of, read_items
 from .left_out import tell_left_out, tell_unlike
 from .places import Places
@@ -259,6 +259,11 @@ class StorageReader(storage.StorageReader):
                     "attempts if the steps are the same): load a given step"
                 )
         return said
+
+    @property
+    def modules(self) -> ModuleMetadata:
+        """What the checkpoint that was read has of modules' versions."""
+        return self._stored.metadata if self._stored is not None else {}
 
     def targets(self, plan: LoadPlan, planner: Any) -> Targets:
         """Into what a plan reads. InvalidArgument if it must not. Changes nothing."""
