@@ -41,6 +41,7 @@ _GIVING_BACK = 5.0  # Seconds for what goes on at an opening that fails.
 _ENDING = 2.0  # Seconds that a handler of the program may hold the thread that logs, at the end.
 _UNKNOWN_TIMEOUT = 60.0  # Seconds that the others are waited for to hear that group_timeout is wrong.
 _UNTIL_BEST = 1e9  # Seconds: KeepBest releases every save.
+_ANY_STEP = 2**64 - 1  # See GiveUp in cairn/checkpointer.h.
 
 
 class Engine:
@@ -144,7 +145,11 @@ class Engine:
         """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
         not committed before its release, and fails if that comes no sooner than so many seconds after its last write.
         """
-        step = step_number(step)
+        try:
+            step = step_number(step)
+        except Error as error:
+            self._give_up(_ANY_STEP, error)
+            raise
         if self.core.closed:
             _exit.refuse_late(self.root, step)
         self.log_events()
@@ -169,9 +174,7 @@ class Engine:
                 # The engine would wait as well, but signals would not interrupt it.
                 self.core.wait_for_place(self.within_grace(self.full_timeout))
         except BaseException as error:
-            # It counts as a failed one, and the other ranks wait for it.
-            with contextlib.suppress(Exception):
-                self.core.give_up(step, f"{type(error).__name__}: {text_of(error)}", status_of(error)[0])
+            self._give_up(step, error)
             raise
         held_for = _UNTIL_BEST if self._best is not None else hold
         entry = Held(tensors.kept, cuda)
@@ -204,6 +207,11 @@ class Engine:
         if self._on_failure is not None:
             save.add_done_callback(partial(_tell_failure, self._on_failure))
         return save
+
+    def _give_up(self, step: int, error: BaseException) -> None:
+        """It counts as a failed save, and the other ranks wait for it."""
+        with contextlib.suppress(Exception):
+            self.core.give_up(step, f"{type(error).__name__}: {text_of(error)}", status_of(error)[0])
 
     def started(self) -> list[CoreSave]:
         """The saves in flight, oldest first."""

@@ -237,7 +237,7 @@ class Checkpointer {
 
   /// Tells the other ranks that this one cannot make the save of `step` that they wait for. Call it instead of Save, if
   /// the caller finds out before Save. It counts as one call of Save, and the handle ends with `why`. InvalidArgument
-  /// if `why` is Ok or UnknownOutcome.
+  /// if `why` is Ok or UnknownOutcome. The largest number stands for a step that the caller does not know.
   Result<SaveHandle> GiveUp(std::uint64_t step, const Status& why);
 
   /// Makes all later work of `stream` wait for the capture of every save so far. Call it before tensors are

@@ -14,6 +14,12 @@ Pairing::TimePoint After(Pairing::TimePoint now, std::chrono::nanoseconds span) 
   return span >= Pairing::TimePoint::max() - now ? Pairing::TimePoint::max() : now + span;
 }
 
+/// Of two steps that differ, one failed by itself, because of `why`.
+Status Instead(const Status& different, const Status& why) {
+  return Error(different.code(), different.detail(), "{}, which failed at once: {}", different.message(),
+               why.message());
+}
+
 }  // namespace
 
 std::uint64_t Pairing::Call(std::uint64_t step, TimePoint now) {
@@ -62,6 +68,7 @@ void Pairing::Outcome(std::uint64_t number, const Status& outcome) {
 
 std::vector<Pairing::Answer> Pairing::Settle(TimePoint now) {
   while (SettlePair(now) || SettleDifferent()) continue;
+  Hasten(now);
   EndOverdue(now);
   Forget();
   return std::exchange(answers_, {});
@@ -74,21 +81,52 @@ Pairing::TimePoint Pairing::wakes_at() const {
   return first;
 }
 
+bool Pairing::AreCounterparts(const Attempted& attempt, const Called& call) {
+  const std::uint64_t step = attempt.proposal.step;
+  const bool refused = !attempt.proposal.refusal.ok();
+  return step == call.step || (call.given_up && call.step == kAnyStep && (refused || !attempt.answered)) ||
+         (refused && step == kAnyStep && (call.given_up || !call.ended));
+}
+
+std::deque<Pairing::Attempted>::iterator Pairing::RefusedThere() {
+  return std::ranges::find_if(attempts_, [](const Attempted& one) { return !one.proposal.refusal.ok(); });
+}
+
+std::deque<Pairing::Called>::iterator Pairing::GivenUpHere() {
+  return std::ranges::find_if(calls_, [](const Called& one) { return one.given_up; });
+}
+
+void Pairing::Hasten(TimePoint now) {
+  const auto call = std::ranges::find_if(calls_, [](const Called& one) { return !one.ended; });
+  if (call != calls_.end() && RefusedThere() != attempts_.end()) call->until = std::min(call->until, Patience(now));
+  const auto attempt = std::ranges::find_if(attempts_, [](const Attempted& one) { return !one.answered; });
+  if (attempt != attempts_.end() && GivenUpHere() != calls_.end()) {
+    attempt->until = std::min(attempt->until, Patience(now));
+  }
+}
+
 void Pairing::EndOverdue(TimePoint now) {
   for (Called& call : calls_) {
     if (!call.ended && call.until <= now) Fail(call, Overdue(call));
   }
   std::erase_if(attempts_, [&](Attempted& attempt) {
-    const bool overdue = attempt.until <= now;
-    if (overdue) Refuse(attempt, attempt.why);
-    return overdue;
+    if (attempt.until > now) return false;
+    const auto counterpart = GivenUpHere();
+    if (attempt.why.ok()) {
+      attempt.until = TimePoint::max();
+      if (counterpart == calls_.end()) return false;  // It is forgotten.
+      attempt.why = Instead(DifferentSteps(attempt.proposal.step, rank_, counterpart->step), counterpart->why);
+      calls_.erase(counterpart);
+    }
+    Refuse(attempt, attempt.why);
+    return true;
   });
 }
 
 bool Pairing::SettlePair(TimePoint now) {
   for (std::size_t a = 0; a < attempts_.size(); ++a) {
     const auto call =
-        std::ranges::find_if(calls_, [&](const Called& one) { return one.step == attempts_[a].proposal.step; });
+        std::ranges::find_if(calls_, [&](const Called& one) { return AreCounterparts(attempts_[a], one); });
     if (call == calls_.end()) continue;
     PassOver(a, static_cast<std::size_t>(call - calls_.begin()));
     Attempted& attempt = attempts_.front();
@@ -172,8 +210,13 @@ void Pairing::Forget() {
   while (attempts_.size() > kRemembered && attempts_.front().answered) attempts_.pop_front();
 }
 
-Status Pairing::Overdue(const Called& call) const {
+Status Pairing::Overdue(const Called& call) {
   if (!call.why.ok()) return call.why;
+  if (const auto refused = RefusedThere(); refused != attempts_.end()) {
+    const Attempted counterpart = *refused;
+    attempts_.erase(refused);
+    return Instead(DifferentSteps(counterpart.proposal.step, rank_, call.step), counterpart.proposal.refusal);
+  }
   return Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
                "rank {} called save of step {}, and rank 0 did not within group_timeout{}", rank_, call.step,
                last_step_ ? fmt::format(": its last call was of step {}", *last_step_) : std::string());

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -27,10 +28,15 @@ namespace cairn {
 ///   - A call that waited in vain (its deadline, or different steps) has ended, and so has an attempt that failed
 ///     because this rank was missing. Its counterpart may be late, or be the next call of the same step: it waits for
 ///     another one, but only kPatience, and then fails with the same reason.
+///   - What failed by itself (a call that was given up, a save that the coordinator refused) may be the counterpart of
+///     what waits here with another step: that waits kPatience for its own, and then fails with both steps. With
+///     kAnyStep it surely is.
 class Pairing {
  public:
   using TimePoint = Deadline::Clock::time_point;
   static constexpr std::chrono::seconds kPatience{5};
+  /// Of what failed by itself, if nobody knows its step.
+  static constexpr std::uint64_t kAnyStep = std::numeric_limits<std::uint64_t>::max();
   /// Calls or attempts that have ended and are remembered.
   static constexpr std::size_t kRemembered = 64;
 
@@ -99,6 +105,10 @@ class Pairing {
     TimePoint until = TimePoint::max();
   };
 
+  [[nodiscard]] static bool AreCounterparts(const Attempted& attempt, const Called& call);
+  [[nodiscard]] std::deque<Attempted>::iterator RefusedThere();
+  [[nodiscard]] std::deque<Called>::iterator GivenUpHere();
+  void Hasten(TimePoint now);
   void EndOverdue(TimePoint now);
   bool SettlePair(TimePoint now);
   void PassOver(std::size_t attempts, std::size_t calls);
@@ -106,7 +116,7 @@ class Pairing {
   void Fail(Called& call, const Status& why);
   void Refuse(Attempted& attempt, const Status& why);
   void Forget();
-  [[nodiscard]] Status Overdue(const Called& call) const;
+  [[nodiscard]] Status Overdue(const Called& call);
   /// When who waits for another counterpart has waited enough.
   [[nodiscard]] TimePoint Patience(TimePoint now) const;
 

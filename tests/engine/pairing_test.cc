@@ -223,6 +223,56 @@ TEST_F(Pairs, HearTheCoordinatorsRefusal) {
   EXPECT_THAT(Settle(), ElementsAre("call 1 fails: step 1 is committed", "call 2 joins 1"));
 }
 
+// The coordinator finds out by itself that its step is wrong, and waits for nobody.
+TEST_F(Pairs, HearSoonThatTheCoordinatorsOtherStepIsRefused) {
+  Call(6);
+  Attempt(1, Status(StatusCode::kAlreadyExists, "rank 0: step 1 is committed"));
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(pairing_.wakes_at(), now_ + Pairing::kPatience);
+  Pass(Pairing::kPatience);
+
+  EXPECT_THAT(Settle(), ElementsAre("call 1 fails: ranks save different steps: rank 0 saves 1, rank 1 saves 6, which "
+                                    "failed at once: rank 0: step 1 is committed"));
+
+  // If both come to it in time after all, or later, they meet. What was refused counts once.
+  Attempt(6);
+  Call(6);
+  EXPECT_THAT(Settle(), ElementsAre("call 2 joins 1"));
+  Attempt(1, Status(StatusCode::kAlreadyExists, "rank 0: step 1 is committed"));
+  Call(7);
+  EXPECT_THAT(Settle(), IsEmpty());
+  Attempt(7);
+  EXPECT_THAT(Settle(), ElementsAre("call 3 joins 3"));
+  Call(8);
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(pairing_.wakes_at(), now_ + kTimeout);
+}
+
+TEST_F(Pairs, TellTheCoordinatorSoonOfAnotherStepThatWasGivenUp) {
+  pairing_.CallGivenUp(3, Status(StatusCode::kInvalidArgument, "no such thing"));
+  Attempt(4);
+  EXPECT_THAT(Settle(), IsEmpty());
+  Pass(Pairing::kPatience);
+
+  EXPECT_THAT(Settle(),
+              ElementsAre("0 refused: ranks save different steps: rank 0 saves 4, rank 1 saves 3, which failed "
+                          "at once: no such thing"));
+  EXPECT_FALSE(pairing_.listens());
+}
+
+TEST_F(Pairs, TakeACallWithoutAStepForTheCounterpart) {
+  const Status why(StatusCode::kInvalidArgument, "step: found 'x'");
+  Call(4);
+  Attempt(Pairing::kAnyStep, why);
+  EXPECT_THAT(Settle(), ElementsAre("call 1 fails: step: found 'x'"));
+  pairing_.CallGivenUp(Pairing::kAnyStep, why);
+  Attempt(4);
+  EXPECT_THAT(Settle(), ElementsAre("1 refused: step: found 'x'"));
+  Call(5);
+  Attempt(5);
+  EXPECT_THAT(Settle(), ElementsAre("call 3 joins 2"));
+}
+
 TEST_F(Pairs, RememberOnlySomeOfWhatHasEnded) {
   for (std::uint64_t step = 0; step < 1000; ++step) Call(step);
   Pass(kTimeout);

@@ -389,6 +389,19 @@ def test_a_save_that_a_rank_left_out_shifts_nothing_and_the_group_lives(worlds: 
     assert world.all("dist.barrier()") == [None] * 2
 
 
+def test_a_rank_with_another_step_or_none_fails_the_save_of_all_at_once(worlds: Worlds) -> None:
+    world = worlds(2, timeout=600)
+    save = "cairn.dcp.save({{'w': torch.ones(4)}}, storage_writer=cairn.dcp.StorageWriter(c, {}))".format
+    for step, said in (
+        ("5 + rank", "step 6"),
+        ("None if rank else 5", "missing"),
+        ("5 if rank else None", "missing"),
+    ):
+        for answer in world.answers(save(step)):
+            assert answer["error"] == "InvalidArgument" and said in answer["message"], answer
+    assert world.all(save(7)) == [None] * 2
+
+
 def test_groups_that_differ_are_refused(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     alone = "dcp.save({'w': torch.ones(4)}, storage_writer=cairn.dcp.StorageWriter(d, 1), no_dist=NO)"

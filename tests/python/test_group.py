@@ -206,11 +206,25 @@ def test_a_rank_that_finds_no_checkpoint_tells_the_others(worlds: Worlds, root: 
 
 
 def test_ranks_that_save_different_steps_hear_so(worlds: Worlds, root: Path) -> None:
-    world = worlds(2)
+    world = worlds(2, timeout=600)
     for answer in world.answers("c.save(1 + rank, tree(1, rank)).wait()"):
         assert "ranks save different steps: rank 0 saves 1, rank 1 saves 2" in answer["message"]
     assert world.all("c.save(3, tree(3, rank)).result()") == [3, 3]
-    expect_whole(root, 3)
+    # One rank finds out by itself that its step is wrong, and the other one would wait for it.
+    for wrong in (0, 1):
+        for answer in world.answers(f"c.save('x' if rank == {wrong} else 4, tree(4, rank)).wait()"):
+            assert answer["error"] in ("InvalidArgument", "FailedPrecondition"), answer
+            assert (
+                "step: expected a whole number of 0 or more" in answer["message"] and "found 'x'" in answer["message"]
+            )
+    mine, theirs = world.answers("c.save(4 if rank else 3, tree(4, rank)).wait()")
+    assert mine["error"] == "AlreadyExists", mine
+    assert (
+        "ranks save different steps: rank 0 saves 3, rank 1 saves 4, which failed at once: rank 0: "
+        in theirs["message"]
+    )
+    assert world.all("c.save(5, tree(5, rank)).result()") == [5, 5]
+    expect_whole(root, 3, 5)
 
 
 def test_a_rank_that_cannot_save_or_restore_tells_the_others(worlds: Worlds, root: Path) -> None:

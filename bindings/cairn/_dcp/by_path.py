@@ -267,8 +267,13 @@ def _start(
     state: Mapping[str, Any], writer: StorageWriter, checkpoint_id: Any, process_group: Any, no_dist: bool
 ) -> Save:
     """Starts what DCP would save with this writer. Every rank calls it."""
-    writer.reset(checkpoint_id)
-    checkpointer, step = writer._checkpointer, writer.step
+    checkpointer = writer._checkpointer
+    try:
+        writer.reset(checkpoint_id)
+        step = writer.step
+    except Error as error:
+        checkpointer._engine.ranks.give_up("dcp", error)  # The other ranks wait for this one's items.
+        raise
     Uploads.of(checkpointer).wait_for_step(step)
     check = partial(_check_ranks, checkpointer, process_group, no_dist)
     return start_save(checkpointer, step, state, replace=writer._replace, check=check)
