@@ -6,6 +6,7 @@ import random
 import types
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import cairn
@@ -13,6 +14,8 @@ import numpy
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
 from cairn._dcp import direct
@@ -211,6 +214,37 @@ def test_a_module_hears_of_which_version_its_state_is(make: Make, monkeypatch: A
 
     assert weights == [10 if version == 1 else 1] * 5
     assert made._metadata["1"] == {"version": 2} and made._metadata[""] == {"version": 1}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_wrapper_changes_no_version(make: Make, monkeypatch: Any, version: int) -> None:
+    """The names in _metadata are those of the modules, with what wraps them; the tensors' are not."""
+    wrappers: dict[str, Any] = {"none": lambda of: of, "compiled": torch.compile, "checkpointed": checkpoint_wrapper}
+
+    def state_of(model: Any, wrapper: str) -> Any:
+        state = get_model_state_dict(model)
+        if wrapper == "data parallel":
+            names = {f"module.{name}".strip("."): of for name, of in state._metadata.items()}  # type: ignore[attr-defined]
+            state._metadata = OrderedDict([("", {"version": 1}), *names.items()])  # type: ignore[attr-defined]
+        return state
+
+    checkpointer, weights = make(), {}
+    for step, (saved, loaded) in enumerate(product([*wrappers, "data parallel"], repeat=2)):
+        models = [
+            wrappers.get(one, wrappers["none"])(torch.nn.Sequential(Scaled(1, 1), torch.nn.BatchNorm1d(1)))
+            for one in (saved, loaded)
+        ]
+        torch.nn.init.ones_(next(models[0].parameters()))
+        with monkeypatch.context() as patch:
+            patch.setattr(Scaled, "_version", version)
+            save(checkpointer, step, {"model": state_of(models[0], saved)})
+        state = load(checkpointer, step, {"model": state_of(models[1], loaded)})["model"]
+        if loaded == "data parallel":
+            state._metadata = {name.removeprefix("module").strip("."): of for name, of in state._metadata.items()}
+        set_model_state_dict(models[1], state)
+        weights[saved, loaded] = next(models[1].parameters()).item()
+
+    assert weights == dict.fromkeys(weights, 10 if version == 1 else 1)
 
 
 def test_a_module_of_whose_state_the_version_is_not_known_is_named(

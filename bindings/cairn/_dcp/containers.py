@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -26,6 +26,9 @@ _LISTED = 5
 ModuleMetadata: TypeAlias = dict[str, dict[str, Any]]
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, DTensor, int, float, bool, str, bytes, type(None)})
 USUAL = {"version": 1}  # What nearly all modules have.
+# What wraps modules has names in `_metadata`, which get_model_state_dict leaves there, but not in those of the tensors.
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_DATA_PARALLEL = "module"  # The first name, of DistributedDataParallel's.
 
 
 def containers(value: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -81,7 +84,7 @@ def give_metadata(saved: ModuleMetadata, where: str, *states: Any) -> None:
         if not isinstance(own, dict):
             continue
         if place in saved:
-            own.update({name: {**saved[place].get(name, USUAL)} for name in own})
+            own.update(_versions(saved[place], own))
         else:
             unknown |= {f"{place}.{name}".strip("."): None for name, of in own.items() if of != USUAL}
     if unknown:
@@ -104,11 +107,21 @@ def made_with_metadata(saved: ModuleMetadata, state: Any, place: str = "") -> An
         return state
     state = OrderedDict(state)
     # A module without parameters has no state to migrate.
-    modules = {"": None} | {
-        ".".join(parts[:i]): None for key in state for parts in [str(key).split(".")] for i in range(len(parts))
-    }
-    vars(state)["_metadata"] = OrderedDict((name, {**saved[place].get(name, USUAL)}) for name in modules)
+    names = [str(key).split(".") for key in state]
+    modules = {".".join(parts[:i]): None for parts in names for i in range(len(parts))}
+    vars(state)["_metadata"] = OrderedDict(_versions(saved[place], modules))
     return state
+
+
+def _versions(saved: Mapping[str, dict[str, Any]], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What the checkpoint says of these modules, which may be wrapped otherwise than those that were saved."""
+    unwrapped = {name: [part for part in name.split(".") if part not in _WRAPPERS] for name in (*saved, *names)}
+    in_one = any(unwrapped[name][:1] == [_DATA_PARALLEL] for name in saved) != any(
+        unwrapped[name][:1] == [_DATA_PARALLEL] for name in names
+    )
+    plain = {name: ".".join(parts[in_one and parts[:1] == [_DATA_PARALLEL] :]) for name, parts in unwrapped.items()}
+    known = {plain[name]: of for name, of in saved.items()}
+    return {name: {**known.get(plain[name], USUAL)} for name in names}
 
 
 def _named(place: str, held: Any) -> str:
