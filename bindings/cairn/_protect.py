@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ COPIED_BUFFER = 1 << 20  # Bytes of the largest buffer of a module that a save c
 _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
 _defined = False
+_defining = threading.Lock()
 _watching_steps = False
 _captured: weakref.WeakSet[Any] = weakref.WeakSet()  # Optimizers whose step is a part of a CUDA graph.
 
@@ -37,10 +39,16 @@ _NO_REPLAY = (
 def define_op() -> None:
     """Defines torch.ops.cairn.fence, the fence in a compiled graph. It is registered as an effect, so that the compiler
     neither removes it nor moves it past another effect."""
-    global _defined
     torch = sys.modules.get("torch")
-    if _defined or torch is None or not hasattr(torch, "library"):
+    if torch is None or not hasattr(torch, "library"):
         return
+    with _defining:
+        if not _defined:
+            _define(torch)
+
+
+def _define(torch: Any) -> None:
+    global _defined
     from torch._higher_order_ops import effects
 
     if not hasattr(effects, "_register_effectful_op") or not hasattr(torch.ops.prims, "_sink_tokens"):
