@@ -95,14 +95,16 @@ struct TensorView {
   /// Size of the memory from `data` on; 0 means unknown. If it is known, a view that reaches beyond it is refused.
   std::uint64_t bytes = 0;
   std::optional<TensorPart> part = std::nullopt;
-  /// Nobody changes its bytes but a Restore of the Checkpointer that saves it, as long as name, memory and `version`
-  /// stay the same. A save then takes it from the last checkpoint of this process and writes it only where there is
-  /// none: what is frozen costs neither time nor space. Say it of what training does not change. Each 50th call of Save
-  /// writes it anew, and compares its checksums, if there are any (Options::checksums).
+  /// Training does not change it. A save takes it from the last checkpoint of this process and writes it only where
+  /// there is none, or where it has changed: what is frozen costs no space. How a save knows is told by `version`. Each
+  /// 50th call of Save writes it anew.
   bool frozen = false;
-  /// Of a frozen tensor: another number says that its bytes may have changed after all, as torch's version counter
-  /// does. It is then written again.
-  std::uint64_t version = 0;
+  /// Of a frozen tensor. If it is set, nobody changes its bytes but a Restore of the Checkpointer that saves it, as
+  /// long as name, memory and version stay the same: the save does not even read it. Another number says that the bytes
+  /// may have changed after all, as torch's version counter does, and the tensor is written again. If it is not set,
+  /// each save copies the tensor as any other, and compares its checksums with those of the checkpoint before: that
+  /// needs Options::checksums.
+  std::optional<std::uint64_t> version = std::nullopt;
 };
 
 /// JSON text, kept as given. It is parsed once, to refuse invalid JSON.

@@ -37,7 +37,7 @@ struct TensorEntry {
   bool written_by_streams = false;
   /// See TensorView.
   bool frozen = false;
-  std::uint64_t version = 0;
+  std::optional<std::uint64_t> version;
   /// Its elements share memory, as those of an expanded tensor, or run backwards: it cannot be restored into.
   bool save_only = false;
 

@@ -237,28 +237,39 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   callbacks_.filled(std::make_shared<FilledChunk>(std::move(batch.chunk)));
 }
 
-void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
-  if (sums_.empty() || (chunk->summed && !chunk->summed_by_gpu)) return;
+void Capture::Sum(std::shared_ptr<FilledChunk> chunk, OnSummed then) {
+  if (sums_.empty() || (chunk->summed && !chunk->summed_by_gpu)) {
+    if (then) then(chunk, SumsOf(*chunk));
+    return;
+  }
   ++sums_in_flight_;
-  context_.parts.workers->Post(
-      [this, self = shared_from_this(), chunk = std::move(chunk), inbox = context_.inbox]() mutable {
-        const std::uint64_t size = chunk->end - chunk->begin;
-        Status status;
-        for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
-          const std::uint64_t block = (chunk->begin + at) / kChecksumBlock;
-          if (chunk->summed && !Compares(block)) continue;
-          const std::uint32_t sum =
-              SumBlock(chunk->begin + at, {chunk->buffer.data() + at, std::min(kChecksumBlock, size - at)});
-          if (chunk->summed && sum != sums_[block]) status = Differs(block, sum);
-          sums_[block] = sum;
-        }
-        inbox->Post([self, chunk = std::move(chunk), status = std::move(status)]() mutable {
-          --self->sums_in_flight_;
-          if (!status.ok() && !self->stopped()) return self->Fail(std::move(status));
-          if (self->sums_in_flight_ != 0) return;
-          self->stopped() ? self->callbacks_.quiet() : self->callbacks_.summed();
-        });
-      });
+  context_.parts.workers->Post([this, self = shared_from_this(), chunk = std::move(chunk), then = std::move(then),
+                                inbox = context_.inbox]() mutable {
+    const std::uint64_t size = chunk->end - chunk->begin;
+    Status status;
+    for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
+      const std::uint64_t block = (chunk->begin + at) / kChecksumBlock;
+      if (chunk->summed && !Compares(block)) continue;
+      const std::uint32_t sum =
+          SumBlock(chunk->begin + at, {chunk->buffer.data() + at, std::min(kChecksumBlock, size - at)});
+      if (chunk->summed && sum != sums_[block]) status = Differs(block, sum);
+      sums_[block] = sum;
+    }
+    inbox->Post([self, chunk = std::move(chunk), then = std::move(then), status = std::move(status)]() mutable {
+      --self->sums_in_flight_;
+      if (!status.ok() && !self->stopped()) return self->Fail(std::move(status));
+      chunk->summed = true;
+      chunk->summed_by_gpu = false;
+      if (then && !self->stopped()) then(chunk, self->SumsOf(*chunk));
+      if (self->sums_in_flight_ != 0) return;
+      self->stopped() ? self->callbacks_.quiet() : self->callbacks_.summed();
+    });
+  });
+}
+
+std::span<const std::uint32_t> Capture::SumsOf(const FilledChunk& chunk) const {
+  if (sums_.empty()) return {};
+  return std::span(sums_).subspan(chunk.begin / kChecksumBlock, DivideUp(chunk.end - chunk.begin, kChecksumBlock));
 }
 
 std::optional<StreamSums> Capture::sums() const {

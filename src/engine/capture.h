@@ -68,7 +68,7 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
   [[nodiscard]] bool all_buffered() const { return next_ == task_.snapshot().bytes() && planned_.empty(); }
   /// Has a worker compute the checksums of a chunk, unless a device has. Of what a GPU has summed the worker sums one
   /// block in kComparedBlocks, other ones in each save: if a sum is not the GPU's, the save fails.
-  void Sum(std::shared_ptr<FilledChunk> chunk) override;
+  void Sum(std::shared_ptr<FilledChunk> chunk, OnSummed then) override;
   static constexpr std::uint64_t kComparedBlocks = 32;
   [[nodiscard]] std::optional<StreamSums> sums() const override;
   /// No copy and no checksum is in flight.
@@ -120,6 +120,7 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
   [[nodiscard]] int NextLane(const Device& device);
   [[nodiscard]] Status LaunchPlanned();
   [[nodiscard]] Status Launch(Planned planned);
+  [[nodiscard]] std::span<const std::uint32_t> SumsOf(const FilledChunk& chunk) const;
   // The sum of a block of the stream. Looks for what is not finite.
   [[nodiscard]] std::uint32_t SumBlock(std::uint64_t begin, Bytes bytes);
   // Of the file that the byte of the stream is of.

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "device/buffer_pool.h"
@@ -15,9 +17,9 @@ struct FilledChunk {
   /// Offsets in the stream.
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  /// The device computed its checksums with the copy.
+  /// Its checksums are known: the device computed them with the copy, or Sum has.
   bool summed = false;
-  /// A GPU did, from its own memory.
+  /// A GPU did, from its own memory, and Sum has compared none yet.
   bool summed_by_gpu = false;
 };
 
@@ -40,8 +42,11 @@ class ChunkSource {
   ChunkSource(const ChunkSource&) = delete;
   ChunkSource& operator=(const ChunkSource&) = delete;
 
-  /// The chunk is written: sums it, unless that is done.
-  virtual void Sum(std::shared_ptr<FilledChunk> chunk) = 0;
+  /// Takes a chunk and its sums, one for each kChecksumBlock.
+  using OnSummed = std::function<void(std::shared_ptr<FilledChunk>, std::span<const std::uint32_t> sums)>;
+  /// Sums the chunk, unless that is done. Then calls `then`, if there is one, maybe from within: not if the source has
+  /// failed, or was stopped.
+  virtual void Sum(std::shared_ptr<FilledChunk> chunk, OnSummed then = {}) = 0;
   /// Once every chunk was given, and none is being summed.
   [[nodiscard]] virtual std::optional<StreamSums> sums() const = 0;
 };

@@ -43,6 +43,8 @@ struct KeptChoice {
   std::vector<bool> holds;
   /// That is the file from before. Otherwise the save writes one.
   bool linked = false;
+  /// If the bytes turn out to be the same, it is the file from before.
+  bool compared = false;
   /// Only because it is time for that: both files should hold the same bytes.
   bool confirms = false;
 };
@@ -53,14 +55,24 @@ inline constexpr std::uint64_t kLeastKept = 1U << 20;
 /// all steps, and what has changed unseen is found then.
 inline constexpr std::uint64_t kFrozenEvery = 50;
 
-/// Chooses what is kept of a table with frozen tensors. `before` may be null; `anew`: it is not to be linked. Reads
-/// only what is constant of it.
+struct KeptRules {
+  /// The file of before is not to be linked.
+  bool anew = false;
+  /// There are checksums to compare.
+  bool checksums = true;
+};
+
+/// Chooses what is kept of a table with frozen tensors. `before` may be null. Reads only what is constant of it. If
+/// names share memory, all are frozen, or none is.
 ///
 /// A frozen tensor has not changed if it has the same name, dtype, shape, part, memory and version as in `before`. One
 /// whose version alone differs is written with what changes from now on, as long as it stays frozen and others stay
-/// linked: those need not be written again for it. If what stays is less than kLeastKept, a new file holds all. If
-/// names share memory, all are frozen, or none is.
-[[nodiscard]] KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before, bool anew);
+/// linked: those need not be written again for it. If what stays is less than kLeastKept, a new file holds all.
+///
+/// If some have no version, all are compared: with a file of tensors of the same names, dtypes, shapes and parts. Those
+/// are written with what changes if there are no checksums, or if they are less than kLeastKept and the others are not.
+[[nodiscard]] KeptChoice ChooseKept(const std::shared_ptr<const TensorTable>& table, const KeptFile* before,
+                                    const KeptRules& rules);
 
 /// Whether writing into `targets` may change frozen tensors of the table. Goes by the ranges of their memory, so
 /// tensors that interleave count too.

@@ -66,7 +66,8 @@ void SaveJob::Start(Status given_up) {
   context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox, anew] {
     Snapshot& snapshot = self->task_->snapshot();
     const std::uint64_t chunk = self->context_.parts.pool->chunk_bytes();
-    snapshot.LayOut(chunk, snapshot.table().has_frozen() ? ChooseKept(snapshot.shared_table(), self->kept_.get(), anew)
+    const KeptRules rules{.anew = anew, .checksums = self->context_.parts.options.checksums};
+    snapshot.LayOut(chunk, snapshot.table().has_frozen() ? ChooseKept(snapshot.shared_table(), self->kept_.get(), rules)
                                                          : KeptChoice());
     inbox->Post([self] { self->OnLaidOut(); });
   });
@@ -75,8 +76,8 @@ void SaveJob::Start(Status given_up) {
 void SaveJob::OnLaidOut() {
   laying_out_ = false;
   if (!running()) return AbandonIfIdle();
-  if (!task_->snapshot().kept().linked && !task_->snapshot().kept().confirms) kept_.reset();
   capture_ = std::make_shared<Capture>(context_, *task_, CaptureCallbacks());
+  writer_->Expect(*capture_, std::move(kept_));
   MakeHeaderIfNamed();
 }
 
@@ -85,7 +86,7 @@ void SaveJob::ForgetKept(const TensorTable& targets) {
 }
 
 void SaveJob::MakeHeaderIfNamed() {
-  if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder(), *capture_, kept_);
+  if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder());
 }
 
 void SaveJob::TellCaptured() {

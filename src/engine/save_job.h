@@ -114,7 +114,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::shared_ptr<ShardWriter> writer_;
   // Once the stream is laid out.
   std::shared_ptr<Capture> capture_;
-  // What it links or confirms, by the snapshot's choice.
+  // What it may link, until the stream is laid out.
   std::shared_ptr<KeptFile> kept_;
   // A worker is reading the snapshot.
   bool laying_out_ = false;

@@ -42,17 +42,23 @@ bool ShardWriter::Ends(const Status& status) {
   return true;
 }
 
-void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source,
-                             std::shared_ptr<KeptFile> before) {
-  if (!stage_.MoveTo(Stage::kPlanning)) return;
+void ShardWriter::Expect(ChunkSource& source, std::shared_ptr<KeptFile> before) {
   source_ = &source;
-  folder_ = std::move(folder);
-  if (task_.snapshot().kept().linked) {
+  const KeptChoice& choice = task_.snapshot().kept();
+  if (choice.linked) {
     kept_ = std::move(before);
     kept_->steps.insert(task_.plan().step);
-  } else {
+  } else if (choice.compared) {
+    kept_ = before;
+    comparison_.emplace(task_.snapshot(), std::move(before));
+  } else if (choice.confirms) {
     confirmed_ = std::move(before);
   }
+}
+
+void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
+  if (!stage_.MoveTo(Stage::kPlanning)) return;
+  folder_ = std::move(folder);
   context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
     const Group& group = *context_.parts.group;
     const auto header_of = [&](bool of_kept) {
@@ -82,7 +88,7 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
   if (planned->kept_header) {
     kept_header_ = *std::move(*planned->kept_header);
     const Snapshot& snapshot = task_.snapshot();
-    kept_ = std::make_shared<KeptFile>(
+    own_kept_ = std::make_shared<KeptFile>(
         KeptFile{.table = snapshot.shared_table(),
                  .holds = snapshot.kept().holds,
                  .shard = {.file = KeptName(rank, folder_->uuid()),
@@ -90,6 +96,7 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                            .kept = KeptOrigin{.rank = rank, .step = task_.plan().step, .attempt = folder_->uuid()}},
                  .index_run = std::move(planned->kept_index_run),
                  .written = task_.plan().sequence});
+    if (!comparison_) kept_ = own_kept_;
   }
   MakeAttempt();
 }
@@ -114,7 +121,7 @@ void ShardWriter::MakeAttempt() {
 std::optional<KeptSpec> ShardWriter::SpecOfKept() {
   if (kept_ == nullptr) return std::nullopt;
   KeptSpec spec{.name = kept_->shard.file, .bytes = kept_->shard.length};
-  if (kept_header_) return spec;
+  if (writes_kept()) return spec;
   spec.linked = kept_->fd;
   spec.on_copy = [this](const Status& why) {
     if (std::exchange(context_.told_copied, true)) return;
@@ -132,9 +139,14 @@ std::optional<KeptSpec> ShardWriter::SpecOfKept() {
 }
 
 void ShardWriter::Begin() {
-  if (!stage_.MoveTo(Stage::kBeginning)) return;
   made_room_ = context_.makes_room(*this);
-  attempt_->Begin(Later(&ShardWriter::OnBegun));
+  if (stage_ == Stage::kWriting) {
+    renewal_ = Renewal::kRunning;
+    kept_ = own_kept_;
+    return attempt_->RenewKept(*SpecOfKept(), comparison_->Copies(kept_header_->data_begin()),
+                               Later(&ShardWriter::OnRenewed));
+  }
+  if (stage_.MoveTo(Stage::kBeginning)) attempt_->Begin(Later(&ShardWriter::OnBegun));
 }
 
 bool ShardWriter::TriesAgain() {
@@ -145,8 +157,7 @@ bool ShardWriter::TriesAgain() {
   ++context_.parts.metrics->retries;
   awaits_room_ = true;
   held_by_ = Deadline::In(kHeldRoom);
-  MakeAttempt();
-  return stage_.MoveTo(Stage::kReady);
+  return true;
 }
 
 void ShardWriter::PollRoom() {
@@ -154,10 +165,52 @@ void ShardWriter::PollRoom() {
 }
 
 void ShardWriter::OnBegun(Status status) {
-  if (status.code() == StatusCode::kNoSpace && stage_ == Stage::kBeginning && TriesAgain()) return;
+  if (status.code() == StatusCode::kNoSpace && stage_ == Stage::kBeginning && TriesAgain()) {
+    MakeAttempt();
+    static_cast<void>(stage_.MoveTo(Stage::kReady));
+    return;
+  }
   if (Ends(status)) return;
   if (!stage_.MoveTo(Stage::kWriting)) return;
+  tries_again_ = false;
   callbacks_.begun();
+}
+
+void ShardWriter::Add(std::shared_ptr<FilledChunk> chunk) {
+  if (!comparison_ || !task_.snapshot().IsKept(chunk->begin)) return ready_.push_back(std::move(chunk));
+  if (comparison_->differs()) return AddKept(std::move(chunk));
+  source_->Sum(std::move(chunk), [this, self = shared_from_this()](std::shared_ptr<FilledChunk> summed,
+                                                                   std::span<const std::uint32_t> sums) {
+    OnSummed(std::move(summed), sums);
+  });
+}
+
+void ShardWriter::OnSummed(std::shared_ptr<FilledChunk> chunk, std::span<const std::uint32_t> sums) {
+  if (stage_ == Stage::kStopped) return;
+  if (!comparison_->Compare(*chunk, sums)) return AddKept(std::move(chunk));
+  written_ += chunk->end - chunk->begin;
+  chunk.reset();
+  SealIfWritten();
+}
+
+void ShardWriter::AddKept(std::shared_ptr<FilledChunk> chunk) {
+  if (renewal_ == Renewal::kDone) return ready_.push_back(std::move(chunk));
+  if (renewal_ == Renewal::kNone) renewal_ = Renewal::kWanted;
+  changed_.push_back(std::move(chunk));
+}
+
+void ShardWriter::OnRenewed(Status status) {
+  renewal_ = Renewal::kDone;
+  const bool full = status.code() == StatusCode::kNoSpace;
+  if (full && stage_ == Stage::kWriting && TriesAgain()) {
+    renewal_ = Renewal::kWanted;
+    return;
+  }
+  // Else what it was copied from may be damaged.
+  if (!status.ok() && !full && context_.kept == comparison_->before()) context_.kept.reset();
+  if (Ends(status)) return;
+  for (std::shared_ptr<FilledChunk>& chunk : changed_) ready_.push_back(std::move(chunk));
+  changed_.clear();
 }
 
 void ShardWriter::SubmitWrite() {
@@ -252,7 +305,7 @@ void ShardWriter::SetSums(const StreamSums& sums) {
   const bool checksums = context_.parts.options.checksums;
   if (checksums) header_->SetSums(all.first(DivideUp(snapshot.shard_bytes(), kChecksumBlock)));
   nonfinite_ = sums.nonfinite;
-  if (!kept_header_) return;
+  if (!writes_kept()) return;
   if (checksums) {
     const auto of_kept = all.subspan(snapshot.kept_begin() / kChecksumBlock);
     kept_header_->SetSums(of_kept);
@@ -376,6 +429,7 @@ void ShardWriter::OnCommitted(Status status) {
 void ShardWriter::Stop() {
   if (!stage_.MoveTo(Stage::kStopped)) return;
   ready_.clear();
+  changed_.clear();
 }
 
 void ShardWriter::Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDone done) {

@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/lifecycle.h"
 #include "engine/chunk_source.h"
 #include "engine/context.h"
+#include "engine/kept_comparison.h"
 #include "engine/save_task.h"
 #include "format/shard_header.h"
 #include "store/attempt.h"
@@ -67,11 +69,15 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   };
   ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
-  /// Call it when the stream is laid out and the attempt has its name. `source` lives until Stop, or the end. `before`
-  /// is what the snapshot's choice links or confirms.
-  void MakeHeader(std::shared_ptr<AttemptFolder> folder, ChunkSource& source, std::shared_ptr<KeptFile> before);
-  /// It may begin, once there is room.
-  [[nodiscard]] bool is_ready() const { return stage_ == WriterStage::kReady; }
+  /// Call it when the stream is laid out, before the functions below. `source` lives until Stop, or the end. `before`
+  /// is what the snapshot's choice has looked at; null if nothing.
+  void Expect(ChunkSource& source, std::shared_ptr<KeptFile> before);
+  /// The attempt has its name.
+  void MakeHeader(std::shared_ptr<AttemptFolder> folder);
+  /// It may begin, once there is room: its file, or, after that, a kept file in the place of the one it has linked.
+  [[nodiscard]] bool is_ready() const {
+    return stage_ == WriterStage::kReady || (stage_ == WriterStage::kWriting && renewal_ == Renewal::kWanted);
+  }
   /// Creates its file, or takes over a spare. If the disk is full, a rank alone may begin once more when what is being
   /// removed, and what older saves let go, has made room.
   void Begin();
@@ -85,10 +91,12 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// Whether an older save that waits for its caller counts as one that makes room: for a while only.
   [[nodiscard]] bool waits_for_held() const { return !held_by_.passed(); }
   /// Begin is in progress, even if the save has failed meanwhile.
-  [[nodiscard]] bool begins() const { return attempt_ != nullptr && attempt_->beginning(); }
+  [[nodiscard]] bool begins() const {
+    return (attempt_ != nullptr && attempt_->beginning()) || renewal_ == Renewal::kRunning;
+  }
   [[nodiscard]] bool has_file() const { return attempt_ != nullptr && attempt_->begun(); }
 
-  void Add(std::shared_ptr<FilledChunk> chunk) { ready_.push_back(std::move(chunk)); }
+  void Add(std::shared_ptr<FilledChunk> chunk);
   [[nodiscard]] bool HasReadyWrite() const { return stage_ == WriterStage::kWriting && !ready_.empty(); }
   void SubmitWrite();
   /// Continues once everything is captured, written, checksummed and released. Fails if the caller has cancelled.
@@ -133,6 +141,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
 
  private:
   using Stage = WriterStage;
+  /// Of a kept file that was to be linked, until a chunk was another.
+  enum class Renewal : std::uint8_t { kNone, kWanted, kRunning, kDone };
 
   /// Wraps a continuation so that it runs on the engine's thread and counts as in flight until then.
   template <typename... Args>
@@ -147,7 +157,13 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   };
   [[nodiscard]] std::optional<KeptSpec> SpecOfKept();
   void MakeAttempt();
-  /// After its Begin has found no space. False if it has begun again before, or if nothing will make room.
+  /// A chunk of what is frozen, and its sums.
+  void OnSummed(std::shared_ptr<FilledChunk> chunk, std::span<const std::uint32_t> sums);
+  /// It is not as in the file of before, or another is not.
+  void AddKept(std::shared_ptr<FilledChunk> chunk);
+  void OnRenewed(Status status);
+  [[nodiscard]] bool writes_kept() const { return kept_ != nullptr && kept_ == own_kept_; }
+  /// There is no space for what it begins. False if it has begun again before, or if nothing will make room.
   [[nodiscard]] bool TriesAgain();
   void OnHeader(std::shared_ptr<Planned> planned);
   void OnBegun(Status status);
@@ -174,9 +190,16 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::shared_ptr<AttemptFolder> folder_;
   ChunkSource* source_ = nullptr;
   std::optional<ShardHeaderWriter> header_;
-  // The kept file: an earlier save's, or, if there is a header for it, the one that this save writes.
+  // The kept file: an earlier save's, or the one that this save writes.
   std::shared_ptr<KeptFile> kept_;
+  // That one, if it writes one, or may have to.
+  std::shared_ptr<KeptFile> own_kept_;
   std::optional<ShardHeaderWriter> kept_header_;
+  // Of what it links only if it has not changed.
+  std::optional<KeptComparison> comparison_;
+  Renewal renewal_ = Renewal::kNone;
+  // For that: chunks of the file.
+  std::vector<std::shared_ptr<FilledChunk>> changed_;
   // What that one should be the same as, if anything.
   std::shared_ptr<KeptFile> confirmed_;
   bool forgets_kept_ = false;

@@ -27,7 +27,10 @@
 //    committed checkpoint is in a second file of the rank, the kept file. It is linked from a descriptor of
 //    that checkpoint's file, which this process holds, so it is that very file whatever its names have become. Where it
 //    cannot be linked it is copied from that descriptor, never from the tensors, which may have changed since. Nobody
-//    writes into a kept file again, and it never becomes a spare.
+//    writes into a kept file again, and it never becomes a spare. Where nobody counts writes into what is frozen, a
+//    save links the file too, and compares its chunks with the file's checksums instead of writing them. At the first
+//    one that differs it takes the link away and makes a file of its own. The chunks that were equal are gone by then,
+//    so they are copied from that descriptor, against their checksums; the others are written as in 2.
 // 2. Write the chunks, each at its offset. Check every completion, because an O_DIRECT write reports its error only
 //    there: a later fsync succeeds. The aligned rest of a short write is resubmitted; any other error is final. If the
 //    filesystem rejects O_DIRECT, at the open or at the first write, writes are buffered, and each is followed by its
@@ -148,7 +151,8 @@ const char* Attempt::StageName(Stage stage) {
 
 Status Attempt::Admit(Stage wanted, const char* call) const {
   if (!status_.ok()) return status_;
-  const bool many = wanted == Stage::kWriting && stage_ == Stage::kWriting && std::string_view(call) == "Write";
+  const bool many = wanted == Stage::kWriting && stage_ == Stage::kWriting &&
+                    (std::string_view(call) == "Write" || std::string_view(call) == "RenewKept");
   if (stage_ == wanted && (in_flight_ == 0 || many)) return Status::Ok();
   return Error(StatusCode::kInternal, "{} of an attempt at step {} that is {}, with {} calls in flight", call,
                spec_.step, StageName(stage_), in_flight_);
@@ -188,6 +192,18 @@ void Attempt::WriteKept(std::uint64_t offset, Bytes memory, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "Write");
   if (refusal.ok()) refusal = kept_->CheckRange(offset, memory);
   Run(std::move(refusal), kept_->Write(offset, memory), Stage::kWriting, std::move(done));
+}
+
+void Attempt::RenewKept(KeptSpec kept, KeptCopy copy, StatusDone done) {
+  Status refusal = Admit(Stage::kWriting, "RenewKept");
+  if (!refusal.ok()) return RunTask(queue_, Refused(std::move(refusal)), std::move(done));
+  ++in_flight_;
+  RunTask(queue_, Explain(RenewKeptTask(std::move(kept), std::move(copy))),
+          [this, done = std::move(done)](Status status) {
+            --in_flight_;
+            if (status_.ok() && status.code() != StatusCode::kNoSpace) status_ = status;
+            done(std::move(status));
+          });
 }
 
 void Attempt::Seal(Bytes header, StatusDone done) {
@@ -237,6 +253,7 @@ void Attempt::Abandon(StatusDone done) {
 // Step 1
 
 Status Attempt::CheckRoom() const {
+  if (begun()) return CheckFreeSpace(root(), kept_->path().text(), kept_->laid_out(), spec_.free_bytes);
   const std::uint64_t needed = shard_.laid_out() - std::min(spare_.allocated(), shard_.laid_out());
   const bool writes_kept = kept_ && spec_.kept->linked == nullptr;
   const std::string what =
@@ -311,6 +328,28 @@ IoTask<Status> Attempt::BeginKept() {
   if (linked != nullptr) {
     CAIRN_CO_RETURN_IF_ERROR(co_await kept_->CopyFrom(*linked));
     if (spec_.kept->on_copy && !kept_gone_) spec_.kept->on_copy(no_link);
+  }
+  co_return co_await OpenKept();
+}
+
+IoTask<Status> Attempt::RenewKeptTask(KeptSpec kept, KeptCopy copy) {
+  kept_fd_.reset();
+  kept_linked_ = false;
+  CAIRN_CO_RETURN_IF_ERROR(co_await kept_->Remove());
+  spec_.kept = std::move(kept);
+  kept_.emplace(FileSpec(spec_.kept->name, spec_.kept->bytes));
+  Status made = co_await MakeKept(std::move(copy));
+  if (made.code() == StatusCode::kNoSpace) static_cast<void>(co_await kept_->Remove());
+  co_return made;
+}
+
+IoTask<Status> Attempt::MakeKept(KeptCopy copy) {
+  CAIRN_CO_RETURN_IF_ERROR(kept_->CheckSize());
+  CAIRN_CO_RETURN_IF_ERROR(co_await MakeRoom());
+  CAIRN_CO_RETURN_IF_ERROR(co_await kept_->Make());
+  CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(*kept_));
+  for (const KeptCopy::Piece& piece : copy.pieces) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await kept_->Copy(*copy.file, piece.from, piece.to, piece.bytes, piece.sums));
   }
   co_return co_await OpenKept();
 }

@@ -33,6 +33,20 @@ struct KeptSpec {
   std::function<void(const Status& why)> on_copy;
 };
 
+/// What a kept file has in common with a committed one, which is open: pieces of whole checksum blocks, at these
+/// offsets of the two files.
+struct KeptCopy {
+  struct Piece {
+    std::uint64_t from = 0;
+    std::uint64_t to = 0;
+    std::uint64_t bytes = 0;
+    /// What the bytes have for checksums.
+    std::vector<std::uint32_t> sums;
+  };
+  std::shared_ptr<const UniqueFd> file;
+  std::vector<Piece> pieces;
+};
+
 struct AttemptSpec {
   /// Begin makes it, unless it is already open.
   std::shared_ptr<AttemptFolder> folder;
@@ -75,7 +89,11 @@ class Attempt {
   /// Step 2: writes memory at an offset of the file. Address, length and offset are 4096-aligned; the caller pads the
   /// tail. The aligned rest of a short write is resubmitted; any other error is final.
   void Write(std::uint64_t offset, Bytes memory, StatusDone done);
-  /// The same into a kept file that is not linked; `header` is what sealing writes into it.
+  /// Takes the link of the kept file away, and creates and allocates this one for WriteKept, with what is copied into
+  /// it. Corrupt if a copied block has another checksum. If this ends with NoSpace, nothing of it is left, and it may
+  /// be called again. While it is in flight there may be calls of Write.
+  void RenewKept(KeptSpec kept, KeptCopy copy, StatusDone done);
+  /// The same as Write into a kept file that is not linked; `header` is what sealing writes into it.
   void WriteKept(std::uint64_t offset, Bytes memory, StatusDone done);
   void SetKeptHeader(Bytes header) { kept_header_ = header; }
   /// Step 3: writes the header (4096-aligned memory and length), truncates the file to file_bytes, fsyncs and closes
@@ -137,6 +155,8 @@ class Attempt {
   IoTask<Status> MakeRoom();
   IoTask<Status> Allocate(AttemptFile& file);
   IoTask<Status> BeginKept();
+  IoTask<Status> RenewKeptTask(KeptSpec kept, KeptCopy copy);
+  IoTask<Status> MakeKept(KeptCopy copy);
   IoTask<Status> LinkKept(const UniqueFd& file);
   IoTask<Status> OpenKept();
   void AddHeaderTasks(Bytes header, std::vector<IoTask<Status>>& tasks);
@@ -150,7 +170,7 @@ class Attempt {
   [[nodiscard]] Status CheckKept();
 
   IoQueue& queue_;
-  const AttemptSpec spec_;
+  AttemptSpec spec_;
 
   Stage stage_ = Stage::kNew;
   // The first error.

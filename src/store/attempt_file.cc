@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "store/paths.h"
 #include "store/space.h"
@@ -16,7 +17,7 @@
 namespace cairn {
 namespace {
 
-constexpr std::uint64_t kCopied = 1U << 20;  // At once.
+constexpr std::uint64_t kCopied = kChecksumBlock;  // At once.
 
 }  // namespace
 
@@ -84,31 +85,44 @@ IoTask<Status> AttemptFile::WriteHeader(Bytes header) {
 }
 
 IoTask<Status> AttemptFile::CopyFrom(const UniqueFd& source) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await Copy(source, 0, 0, spec_.bytes, {}));
+  co_return co_await io::Truncate(fd_, path().text(), spec_.bytes);
+}
+
+IoTask<Status> AttemptFile::Copy(const UniqueFd& source, std::uint64_t from, std::uint64_t to, std::uint64_t bytes,
+                                 std::span<const std::uint32_t> sums) {
   const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(kBlock, kCopied), &std::free);
   if (memory == nullptr) co_return Error(StatusCode::kResourceExhausted, "{}: no memory to copy it", path());
   const std::span<std::byte> piece(static_cast<std::byte*>(memory.get()), kCopied);
-  for (std::uint64_t at = 0; at < spec_.bytes;) {
-    const std::uint64_t wanted = std::min(kCopied, spec_.bytes - at);
+  for (std::uint64_t at = 0; at < bytes;) {
+    if (spec_.stop != nullptr && !spec_.stop->ok()) co_return *spec_.stop;
+    const std::uint64_t wanted = std::min(kCopied, bytes - at);
     std::uint64_t filled = 0;
     for (int retries = 0; filled < wanted;) {
       IoRequest request{.op = IoOp::kRead, .fd = source.get(), .buffer = piece.data() + filled};
       request.length = wanted - filled;
-      request.offset = at + filled;
+      request.offset = from + at + filled;
       request.name = path().text();
       IoResult read = co_await IoOperation(std::move(request));
       if ((read.error == EINTR || read.error == EAGAIN) && ++retries <= kMaxRetries) continue;
       CAIRN_CO_RETURN_IF_ERROR(std::move(read.status));
       if (read.value == 0) {
-        co_return Error(StatusCode::kCorrupt, "{}: expected to copy {} bytes, found the end at {}", path(), spec_.bytes,
-                        at + filled);
+        co_return Error(StatusCode::kCorrupt, "{}: expected to copy {} bytes, found the end at {}", path(),
+                        from + bytes, from + at + filled);
       }
       filled += static_cast<std::uint64_t>(read.value);
     }
+    if (!sums.empty() && Crc32c(piece.first(wanted)) != sums[at / kCopied]) {
+      co_return Error(StatusCode::kCorrupt,
+                      "{}: what it is copied from is damaged: bytes {} to {} have another checksum than when they were "
+                      "written",
+                      path(), from + at, from + at + wanted);
+    }
     std::ranges::fill(piece.subspan(wanted), std::byte{});
-    CAIRN_CO_RETURN_IF_ERROR(co_await Write(at, piece.first(AlignUp(wanted, kBlock))));
+    CAIRN_CO_RETURN_IF_ERROR(co_await Write(to + at, piece.first(AlignUp(wanted, kBlock))));
     at += wanted;
   }
-  co_return co_await io::Truncate(fd_, path().text(), spec_.bytes);
+  co_return Status::Ok();
 }
 
 Status AttemptFile::CheckShard() const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/bytes.h"
 #include "base/unique_fd.h"
@@ -51,6 +52,10 @@ class AttemptFile {
   IoTask<Status> WriteHeader(Bytes header);
   /// Of a file of this length, which is open there: all of it.
   IoTask<Status> CopyFrom(const UniqueFd& source);
+  /// So many bytes from an offset of the file that is open there to one of this, which is 4096-aligned. Corrupt if
+  /// there are `sums`, one for each kChecksumBlock, and one is another.
+  IoTask<Status> Copy(const UniqueFd& source, std::uint64_t from, std::uint64_t to, std::uint64_t bytes,
+                      std::span<const std::uint32_t> sums);
   /// Fsyncs and closes it. Corrupt if the name no longer leads to this very file at its full length.
   IoTask<Status> Fsync();
   IoTask<Status> Close() { return io::Close(fd_, path().text()); }

@@ -74,8 +74,8 @@ bool Holds(const Tensors& tensors, std::uint64_t step, int rank, std::uint64_t v
 
 FrozenTensor::FrozenTensor(int rank) : name_(fmt::format("rank{}.frozen", rank)) {}
 
-void FrozenTensor::Fill(std::uint64_t seed) {
-  for (std::size_t i = 0; i < memory_.size(); ++i) memory_[i] = seed * 0x9e3779b97f4a7c15 + i;
+void FrozenTensor::Fill(std::uint64_t seed, std::size_t from) {
+  for (std::size_t i = from; i < memory_.size(); ++i) memory_[i] = seed * 0x9e3779b97f4a7c15 + i;
 }
 
 bool FrozenTensor::Holds(std::uint64_t seed) const {

@@ -37,11 +37,13 @@ void AbandonAtOnce(Checkpointer& checkpointer);
 class FrozenTensor {
  public:
   explicit FrozenTensor(int rank = 0);
-  void Fill(std::uint64_t seed);
+  /// From the kth element on.
+  void Fill(std::uint64_t seed, std::size_t from = 0);
   [[nodiscard]] bool Holds(std::uint64_t seed) const;
   /// Its version is what it is when it is added.
   [[nodiscard]] State With(const State& state);
-  std::uint64_t version = 0;
+  std::optional<std::uint64_t> version = 0;
+  friend bool operator==(const FrozenTensor& a, const FrozenTensor& b) { return a.memory_ == b.memory_; }
 
  private:
   const std::string name_;
