@@ -62,7 +62,9 @@ void SaveJob::Start(Status given_up) {
   if (!context_.scanning) NameAttempt();
   laying_out_ = true;
   if (context_.kept != nullptr && !context_.kept->changed) kept_ = context_.kept;
-  const bool anew = task_->plan().sequence % context_.parts.frozen_every == 0;
+  // What it replaces, if anything, was surely what its step was: so is what comes instead.
+  const bool replaces = kept_ != nullptr && kept_->shard.kept->step == task_->plan().step;
+  const bool anew = replaces || task_->plan().sequence % context_.parts.frozen_every == 0;
   context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox, anew] {
     Snapshot& snapshot = self->task_->snapshot();
     const std::uint64_t chunk = self->context_.parts.pool->chunk_bytes();

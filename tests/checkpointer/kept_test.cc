@@ -498,12 +498,24 @@ TEST_F(Kept, ASaveBesideTheOneThatFindsAChangeIsMarkedByTheNext) {
   EXPECT_THAT(Suspects(), ElementsAre(2, 3, 5));
 }
 
+TEST_F(Kept, IsWrittenByWhatReplacesTheCheckpointThatWroteIt) {
+  Open(1);
+  ASSERT_EQ(Save(1), Status::Ok());
+
+  ASSERT_EQ(Save(1, {.if_exists = IfExists::kReplace}), Status::Ok());
+  EXPECT_EQ(KeptOf(1).front().kept->attempt, ReadManifest(Folder(1)).attempt);
+  for (const std::uint64_t step : {2, 3}) ASSERT_EQ(Save(step), Status::Ok());
+
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 3)) << "the first has surely what its step had";
+  ExpectWhole();
+}
+
 TEST_F(Kept, IsNotSuspectWhereItWasWritten) {
   frozen_every_ = 3;
   Open();
   ASSERT_EQ(Save(1), Status::Ok());
   plan_->Fail({.op = IoOp::kRename, .path = "step-", .nth = 1}, EIO);
-  ASSERT_FALSE(Save(1, {.if_exists = IfExists::kReplace}).ok()) << "it would have linked the file";
+  ASSERT_FALSE(Save(1, {.if_exists = IfExists::kReplace}).ok());
   ASSERT_EQ(Save(2), Status::Ok());
   frozen_.Fill(kSeed + 1);
 
