@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import os
 import re
 import subprocess
@@ -22,9 +23,11 @@ pytest.importorskip("torch.distributed.pipelining", reason="needs torch's pipeli
 import itertools
 
 import torch.distributed as dist
+from cairn_bench.reconfigure import run
 from cairn_bench.reconfigure import train as program
 from cairn_bench.reconfigure.jobs import Failed, Job
-from cairn_bench.reconfigure.layout import BadLayout, Layout, partition
+from cairn_bench.reconfigure.layout import UNIFORM, BadLayout, Layout, partition
+from cairn_bench.reconfigure.sizes import sizes_of
 from cairn_bench.reconfigure.train import Settings, train
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +35,7 @@ CAIRN = ROOT / "build/release/bin/cairn"
 MICRO_BATCHES = 4
 # Rank 0 is stage 0, of layer 0, rank 2 stage 1.
 SETTINGS = Settings("", Layout(2, 1, 2), 3, save_every=1, digests=True, host_memory="32MiB", timeout=60,
-                    partition_method="custom:0,1,4", num_prof_steps=2)  # fmt: skip
+                    partition_method="custom:0,3,7", num_prof_steps=2)  # fmt: skip
 ORDER = {0: "F0 F1 B0 F2 B1 F3 B2 B3", 1: "F0 B0 F1 B1 F2 B2 F3 B3"}
 Row = dict[str, Any]
 
@@ -175,7 +178,7 @@ def test_stages_have_the_layers_of_the_partition_and_restore_under_another(recor
     assert [told["layers"] for told in recorded.job.all("ready")] == [["0"]] * 2 + [["1", "2", "3"]] * 2
 
     settings = dataclasses.replace(SETTINGS, root=str(recorded.folder / "run"), layout=Layout(3, 1, 1),
-                                   partition_method="custom:0,2,3,4")  # fmt: skip
+                                   partition_method="custom:0,4,5,7")  # fmt: skip
     with Job(3, train, settings) as job:
         job.finish(180)
 
@@ -187,33 +190,106 @@ def test_stages_have_the_layers_of_the_partition_and_restore_under_another(recor
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("merak", "expected uniform_transformer, or custom: with .* such as custom:0,6,12,18,24"),
+        ("merak", "expected uniform_transformer, or custom: with .* such as custom:0,6,13,20,27"),
         ("custom:", "expected uniform_transformer, or custom:"),
         ("custom:0,x,24", "expected uniform_transformer, or custom:"),
         ("custom:0,-6,12,18,24", "expected uniform_transformer, or custom:"),
         ("custom:0,8,14,24", "expected 5 numbers, because there are 4 stages, found 4"),
         ("custom:1,8,14,20,24", "expected stage 0 to begin at layer 0, found 1"),
-        ("custom:0,8,14,20,26", "expected the model's 24 layers at last, found 26"),
-        ("custom:0,8,8,20,24", "expected stage 1 to have a layer, found 8 to 8"),
-        ("custom:0,8,14,13,24", "expected stage 2 to have a layer, found 14 to 13"),
+        ("custom:0,8,14,20,26", "expected the model's 27 layers at last, embeddings and head included, found 26"),
+        ("custom:0,8,8,20,27", "expected stage 1 to have a layer, found 8 to 8"),
+        ("custom:0,8,14,13,27", "expected stage 2 to have a layer, found 14 to 13"),
     ],
 )
 def test_a_partition_that_does_not_fit_says_which_number(method: str, said: str) -> None:
     with pytest.raises(BadLayout, match=f"^partition method '?{method}'?: .*{said}"):
-        partition(method, 4, 24)
+        partition(method, 4, sizes_of("gpt3-xl"))
 
 
-def test_partitions_as_merak_spells_them() -> None:
-    assert partition("custom:0,8,14,20,26", 4, 26) == [range(8), range(8, 14), range(14, 20), range(20, 26)]
-    assert [len(layers) for layers in partition("uniform_transformer", 4, 6)] == [1, 2, 1, 2]
+# The commands of Perseus' paper that name stages, and how many layers Merak makes of a model: gpt3-xl's are the word and the
+# position embeddings, 24 layers and the head; t5-3b's the embeddings, 24 encoders, twice 24 halves of decoders and the head.
+PUBLISHED = [
+    ("bert-huge-uncased", "custom:0,8,14,20,26"), ("bert-huge-uncased", UNIFORM),
+    ("bloom-3b", "custom:0,10,18,26,32"), ("bloom-3b", "custom:0,6,10,14,18,22,26,30,32"),
+    ("gpt3-xl", "custom:0,8,14,21,27"), ("gpt3-2.7b", UNIFORM),
+    ("t5-3b", "custom:0,16,33,53,74"), ("t5-3b", "custom:0,9,16,24,33,43,53,63,74"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "method"), PUBLISHED)
+def test_the_published_stages_train_the_whole_model(model: str, method: str) -> None:
+    """All stages in this process, at a small width."""
+    import torch
+    from cairn_bench.reconfigure.data import batch_of
+    from cairn_bench.reconfigure.model import Stage, loss
+
+    sizes = sizes_of(f"{model}/{sizes_of(model).of_head // 2}")
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    stages = [Stage(sizes, mine) for mine in partition(method, method.count(",") or 8, sizes)]
+    *x, targets = batch_of(1, 2, sizes, 1)
+    for stage in stages:
+        x = stage(*x)
+        x = x if isinstance(x, tuple) else (x,)
+    error = loss(x[0], targets)
+    error.backward()
+
+    named = {name: one for stage in stages for name, one in stage.named_parameters()}
+    assert [piece for stage in stages for piece in stage.mine] == sizes.pieces
+    assert abs(error.item() / math.log(sizes.vocabulary) - 1) < 0.5
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in named.values())
+    assert len(named) == len({*named}) == sum(len([*stage.parameters()]) for stage in stages)
+
+
+def test_uniform_stages_have_as_many_layers() -> None:
+    layers = [[*filter(str.isdigit, mine)] for mine in partition(UNIFORM, 4, sizes_of("small"))]
+    assert [len(mine) for mine in layers] == [1, 2, 1, 2]
+    assert [len(mine) for mine in partition(UNIFORM, 8, sizes_of("gpt3-2.7b"))] == [6, *[4] * 6, 5]
+    assert [mine[0] for mine in partition(UNIFORM, 4, sizes_of("t5-3b"))] == ["tokens", "12", "24", "48"]
+    for stages, model in ((7, "small"), (3, "t5-3b"), (50, "t5-3b")):
+        with pytest.raises(BadLayout, match=f"found {stages}"):
+            partition(UNIFORM, stages, sizes_of(model))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("gpt4", "model gpt4: unknown; there are tiny, .* gpt3-xl, "),
+        (
+            "wide-resnet101_8",
+            "a state only, for cairn plan and bench_training; a pipeline trains .* bert, bloom, gpt, t5",
+        ),
+        ("gpt3-xl/100", "expected a divisor of its heads' size 128, found 100"),
+        ("gpt3-xl/x", "expected a divisor of its heads' size 128, found x"),
+    ],
+)
+def test_a_model_that_a_pipeline_cannot_train_says_why(model: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        sizes_of(model)
+
+
+def test_t5_trains_on_four_ranks_as_on_one(tmp_path: Path) -> None:
+    """Encoders and decoders cross the stages together, as one message, and tensor-parallel ranks divide both."""
+    losses, records = [], tmp_path / "out"
+    for layout, method in ((Layout(1, 1, 1), UNIFORM), (Layout(2, 2, 1), "custom:0,13,20")):
+        settings = Settings(str(tmp_path / str(layout)), layout, 2, model="t5-small/32", dtype="float64", timeout=60,
+                            micro_batch=4, host_memory="32MiB", partition_method=method, export_timing_csv=str(records))  # fmt: skip
+        with Job(layout.world, train, settings) as job:
+            job.finish(180)
+        losses.append([told["loss"] for told in job.all("loss")])
+
+    assert losses[0][1] < losses[0][0] and losses[1] == pytest.approx(losses[0], rel=1e-12)
+    sent = [row for row in rows_of(records / "instructions-0.csv") if row["instruction"] == "send_activation"]
+    assert [(row["step"], row["micro_batch"]) for row in sent] == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--partition-method", "custom:0,1,5"], "expected the model's 4 layers at last, found 5"),
+        (["--partition_method", "custom:0,1,5"], "expected the model's 7 layers at last, embeddings and head included"),
+        (["--model", "opt-1.3b"], "argument --model: opt-1.3b: a state only"),
         (["--num-prof-steps", "2"], "--num-prof-steps: expected a number of steps, and --export-timing-csv"),
-        (["--num-prof-steps", "-2", "--export-timing-csv"], "--num-prof-steps: expected a number of steps"),
+        (["--num_prof_steps", "-2", "--export_timing_csv", "true"], "--num-prof-steps: expected a number of steps"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_starts(
@@ -226,6 +302,63 @@ def test_flags_that_do_not_fit_are_refused_before_anything_starts(
         program.main()
 
     assert refused.value.code == 2 and said in capsys.readouterr().err
+
+
+RUN_SH = "gpt3-xl 8 128 --partition_method custom:0,8,14,21,27 --num_prof_steps 4 --export_timing_csv true --root x"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "--standalone --nproc-per-node=4"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "NUM_GPUS": "2"},
+         "--nnodes=2 --node-rank=0 --master-addr=10.0.0.1 --master-port=29500 --nproc-per-node=2"),
+    ],
+)  # fmt: skip
+def test_merak_s_command_line_becomes_torchrun_s(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "NUM_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["run", *RUN_SH.split()])
+    monkeypatch.setattr(os, "execv", lambda _, words: started.extend(words))
+
+    run.main()
+
+    job = (
+        "-m cairn_bench.reconfigure.train --model gpt3-xl --layout 4,1,1 --micro-batch 8 --batch 1024 --steps 100 "
+        "--timeout 600.0 --partition-method custom:0,8,14,21,27 --num-prof-steps 4 --export-timing-csv --root x"
+    )
+    assert started == [sys.executable, "-m", "torch.distributed.run", *expected.split(), *job.split()]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"NUM_GPUS": "3"}, "NUM_GPUS=3 on NNODES=1: expected 4 ranks, of --pp 4 --tp 1 --dp 1"),
+        ({"NNODES": "two"}, "NNODES: expected a whole number from 1, found 'two'"),
+        ({"NNODES": "2"}, "MASTER_ADDR: expected the address of the node with NODE_RANK=0"),
+        ({"NNODES": "2", "NODE_RANK": "2"}, "NODE_RANK: expected less than the 2 of NNODES, found 2"),
+        ({"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+         "MASTER_ADDR: 127.0.0.1 does not answer at port 1 (Connection refused): expected the same command there"),
+    ],
+)  # fmt: skip
+def test_nodes_that_do_not_fit_or_answer_are_named_before_anything_starts(
+    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "NUM_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["run", "gpt3-xl", "8", "128", "--timeout", "0.01"])
+
+    with pytest.raises(SystemExit) as refused:
+        run.main()
+
+    assert refused.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_training(tmp_path: Path) -> None:

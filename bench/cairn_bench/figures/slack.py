@@ -20,7 +20,7 @@ from .runs import Refused, Table, by
 PROGRAM = program("cairn")
 DATA = os.path.join(ROOT, "bench/data")
 DRAWN = "gpt3-175b a100, 12"
-PARTITIONS = ("uniform_transformer", "custom:0,1,6")
+PARTITIONS = ("uniform_transformer", "custom:0,3,9")
 HEAD = ("instruction", "start", "end", "step", "rank", "stage", "micro_batch")
 OF_CAIRN = ("fence", "capture", "write")
 

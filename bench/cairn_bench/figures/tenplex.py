@@ -13,7 +13,7 @@ import os
 import tempfile
 
 from ..reconfigure.layout import LAYOUTS, SEGMENTS
-from ..reconfigure.sizes import SIZES
+from ..reconfigure.sizes import model_name
 from ..shared.options import add_directory, positive
 from .runs import Refused, Table, by
 
@@ -38,7 +38,7 @@ PARTS = ("save", "start", "plan", "read")
 
 def add_arguments(parser):
     add_directory(parser)
-    parser.add_argument("--model", choices=SIZES, default="tiny", help="default: tiny")
+    parser.add_argument("--model", type=model_name, default="tiny", help="default: tiny")
     about = "how many of the schedule's 16 intervals; default: all"
     parser.add_argument("--intervals", type=positive(int), default=len(SEGMENTS), help=about)
     about = "steps for each of the schedule's minutes; default: 1"

@@ -3,11 +3,12 @@ restored by another. Only PyTorch's own parallelism; the checkpoints are cairn.d
 
 layout   (pipeline, tensor, data) parallel sizes, and Tenplex's schedule of them
 sizes    the models
-model    a GPT: the part of it that one pipeline stage has
+model    GPT, BLOOM, BERT, T5: the part that one pipeline stage has
 data     what it learns
 parallel a rank's part of it, ready to train
 state    what a checkpoint holds: save, restore, digests
 train    one rank, as torchrun starts it
+run      a node's ranks, as Merak's run.sh starts them
 jobs     all ranks of a job on this machine, without torchrun
 replay   the schedule, job by job: scripts/figures tenplex
 measure  beside DCP's own files and one rank that gathers all: scripts/bench reconfigure

@@ -190,4 +190,8 @@ class Recorder:
         for work in works:
             original([work])
             for instruction, micro_batch, start in self._moving.pop(id(work), ()):
-                self._add(instruction, start, self._clock.mark(), micro_batch)
+                last = self._marks[-1] if self._marks else None
+                if last and (last[0], *last[3:]) == (instruction, self._step, micro_batch):
+                    last[2] = self._clock.mark()  # Of several tensors, which are one message.
+                else:
+                    self._add(instruction, start, self._clock.mark(), micro_batch)

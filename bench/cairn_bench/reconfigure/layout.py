@@ -43,8 +43,6 @@ class Layout:
         ):
             if whole % part:
                 raise BadLayout(f"layout {self}: expected a {what} that {part} divides, found {whole}")
-        if self.pipeline > sizes.layers:
-            raise BadLayout(f"layout {self}: expected at least {self.pipeline} layers, found {sizes.layers}")
         if batch // (self.data * micro_batch) < self.pipeline:
             raise BadLayout(
                 f"layout {self}: expected at least {self.pipeline} micro-batches a step for 1F1B, found "
@@ -55,25 +53,41 @@ class Layout:
 UNIFORM, CUSTOM = "uniform_transformer", "custom:"
 
 
-def partition(method, stages, layers):
-    """The model's layers on each pipeline stage, as ranges. BadLayout, which says what does not fit.
+def partition(method, stages, sizes):
+    """The model's pieces on each pipeline stage, as lists. BadLayout, which says what does not fit.
 
-    Methods as Merak spells them: "uniform_transformer", and "custom:0,8,14,20,26", where stages begin at these layers and
-    the last number is how many there are.
+    Methods as Merak means them: "uniform_transformer", as many transformer layers on each stage; or "custom:0,8,14,20,26", where
+    stages begin at these pieces and the last number is how many there are, embeddings and the head included.
     """
-    if method == UNIFORM:
-        bounds = [stage * layers // stages for stage in range(stages + 1)]
+    found = sizes.pieces
+    bounds = _uniform(stages, sizes, found) if method == UNIFORM else _custom(method, stages, len(found))
+    return [found[begin:end] for begin, end in itertools.pairwise(bounds)]
+
+
+def _uniform(stages, sizes, found):
+    first, count = found.index("0"), sum(piece.isdigit() for piece in found)
+    if sizes.family == "t5" and stages > 1:  # Encoders on the first half of the stages, decoders on the other.
+        if stages % 2 or sizes.layers < stages // 2:
+            raise BadLayout(f"partition method {UNIFORM}: expected an even number of stages for T5, at most "
+                            f"{2 * sizes.layers}, found {stages}")  # fmt: skip
+        half = stages // 2
+        within = [stage * sizes.layers // half for stage in range(half)]
+        starts = [*within, *(sizes.layers + 2 * one for one in within)]
+    elif stages > count:
+        raise BadLayout(
+            f"partition method {UNIFORM}: expected at most a stage for each of {count} layers, found {stages}"
+        )
     else:
-        bounds = _custom(method, stages, layers)
-    return [range(begin, end) for begin, end in itertools.pairwise(bounds)]
+        starts = [stage * count // stages for stage in range(stages)]
+    return [0, *(first + start for start in starts[1:]), len(found)]
 
 
-def _custom(method, stages, layers):
+def _custom(method, stages, count):
     numbers = method.removeprefix(CUSTOM).split(",")
     if not method.startswith(CUSTOM) or not all(number.isascii() and number.isdigit() for number in numbers):
         raise BadLayout(
             f"partition method {method!r}: expected {UNIFORM}, or {CUSTOM} with the layers at which stages begin and the "
-            f"number of layers, such as {CUSTOM}{','.join(str(stage * layers // stages) for stage in range(stages + 1))}"
+            f"number of layers, such as {CUSTOM}{','.join(str(stage * count // stages) for stage in range(stages + 1))}"
         )
     bounds = [int(number) for number in numbers]
     if len(bounds) != stages + 1:
@@ -81,8 +95,9 @@ def _custom(method, stages, layers):
                         f"found {len(bounds)}")  # fmt: skip
     if bounds[0] != 0:
         raise BadLayout(f"partition method {method}: expected stage 0 to begin at layer 0, found {bounds[0]}")
-    if bounds[-1] != layers:
-        raise BadLayout(f"partition method {method}: expected the model's {layers} layers at last, found {bounds[-1]}")
+    if bounds[-1] != count:
+        raise BadLayout(f"partition method {method}: expected the model's {count} layers at last, embeddings and head "
+                        f"included, found {bounds[-1]}")  # fmt: skip
     for stage, (begin, end) in enumerate(itertools.pairwise(bounds)):
         if begin >= end:
             raise BadLayout(

@@ -26,7 +26,7 @@ from ..shared.options import add_directory, add_record, add_repetitions, some_of
 from ..shared.report import Report, short, table
 from .jobs import Failed, Job
 from .layout import LAYOUTS
-from .sizes import SIZES
+from .sizes import model_name
 from .train import Settings, join
 
 CHAIN = [LAYOUTS[gpus] for gpus in (16, 8, 4, 8, 16)]
@@ -47,7 +47,7 @@ def add_arguments(parser):
     add_directory(parser)
     add_record(parser)
     add_repetitions(parser, 3)
-    parser.add_argument("--model", choices=SIZES, default="xl/8", help="default: xl/8")
+    parser.add_argument("--model", type=model_name, default="xl/8", help="default: xl/8")
     about = f"by comma; default: {','.join(NAMES)}"
     parser.add_argument("--systems", type=some_of(NAMES), default=list(NAMES), help=about)
     parser.add_argument("--host-memory", default="64MiB", help="of each rank's pool; default: 64MiB")

@@ -17,7 +17,7 @@ from ..shared.options import add_directory, add_record, positive
 from ..shared.report import Report
 from .jobs import Job
 from .layout import Layout
-from .sizes import SIZES
+from .sizes import model_name
 from .train import Settings, join
 
 ARMS = ("recorded", "not recorded")
@@ -31,7 +31,7 @@ def add_arguments(parser):
     add_directory(parser)
     add_record(parser)
     parser.add_argument("--pairs", type=positive(int), default=200, help="default: 200")
-    parser.add_argument("--model", choices=SIZES, default="small", help="default: small")
+    parser.add_argument("--model", type=model_name, default="small", help="default: small")
     parser.add_argument("--micro-batch", type=positive(int), default=32, help="samples in each; default: 32")
 
 

@@ -17,6 +17,10 @@ from .data import batch_of
 from .layout import partition
 from .model import Stage, loss
 
+# Of layers: the linear maps whose rows tensor-parallel ranks divide, and those whose columns they divide.
+CUT_ROWS = (".query_key_value", ".up", ".q", ".k", ".v")
+CUT_COLUMNS = (".dense", ".down", ".o")
+
 
 class Trainer:
     """What a rank trains. Its weights are undefined until `initialize` or a restore. Call it on every rank."""
@@ -30,10 +34,9 @@ class Trainer:
         mesh = _mesh(layout, device, timedelta(seconds=settings.timeout))
         self.stage, self.data_rank, self.tensor_rank = mesh.get_coordinate()
         self.data_group = mesh.get_group("data")
-        is_last = self.stage == layout.pipeline - 1
         with torch.device("meta"):
-            layers = partition(settings.partition_method, layout.pipeline, self.sizes.layers)[self.stage]
-            self.model = Stage(self.sizes, layers, self.stage == 0, is_last).to(getattr(torch, settings.dtype))
+            mine = partition(settings.partition_method, layout.pipeline, self.sizes)[self.stage]
+            self.model = Stage(self.sizes, mine, self.tensor_rank).to(getattr(torch, settings.dtype))
         _parallelize(self.model, layout, mesh, settings.data_parallel)
         self.model.to_empty(device=device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, foreach=False)
@@ -41,7 +44,7 @@ class Trainer:
         group = mesh.get_group("pipeline")
         self.pipeline_stage = PipelineStage(self.model, self.stage, layout.pipeline, device, group=group)
         self.schedule = Schedule1F1B(self.pipeline_stage, self.micro_batches, loss)
-        self.tells_loss = is_last and self.data_rank == 0 and self.tensor_rank == 0
+        self.tells_loss = self.model.is_last and self.data_rank == 0 and self.tensor_rank == 0
 
     def initialize(self):
         """Weights that depend on the seed and their names alone, not on the layout."""
@@ -63,8 +66,8 @@ class Trainer:
         if settings.reverse:
             mine = [part.flip(0) for part in mine]
         losses = []
-        arguments = {"target": mine[1], "losses": losses} if self.model.is_last else {}
-        self.schedule.step(*([mine[0]] if self.model.is_first else []), return_outputs=False, **arguments)
+        arguments = {"target": mine[-1], "losses": losses} if self.model.is_last else {}
+        self.schedule.step(*(mine[:-1] if self.model.is_first else []), return_outputs=False, **arguments)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if not self.model.is_last:
@@ -86,8 +89,12 @@ def _mesh(layout, device, timeout):
 
 def _parallelize(model, layout, mesh, data_parallel):
     if layout.tensor > 1:
-        plan = {"layers.*.query_key_value": ColwiseParallel(), "layers.*.dense": RowwiseParallel(),
-                "layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}  # fmt: skip
+        plan = {}
+        for name, _ in model.layers.named_modules(prefix="layers"):
+            if name.endswith(CUT_ROWS):
+                plan[name] = ColwiseParallel()
+            elif name.endswith(CUT_COLUMNS):
+                plan[name] = RowwiseParallel()
         if model.is_first:
             plan["tokens"] = RowwiseParallel(input_layouts=Replicate())
         if model.is_last:

@@ -10,15 +10,18 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import logging
 import os
+import re
+import sys
 import time
 import warnings
 from dataclasses import dataclass
 
 from ..shared.options import positive
 from .layout import UNIFORM, BadLayout, Layout, partition
-from .sizes import SIZES
+from .sizes import model_name, sizes_of
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,12 @@ class Settings:
 
     @property
     def sizes(self):
-        return SIZES[self.model]
+        return sizes_of(self.model)
 
     def check(self):
         """BadLayout if the model or the batch does not fit."""
         self.layout.check(self.sizes, self.batch, self.micro_batch)
-        partition(self.partition_method, self.layout.pipeline, self.sizes.layers)
+        partition(self.partition_method, self.layout.pipeline, self.sizes)
 
     def records(self, step):
         return self.export_timing_csv and (not self.num_prof_steps or step > self.steps - self.num_prof_steps)
@@ -143,13 +146,15 @@ def _finish(pending, tell):
 
 HELP = {
     "layout": "pipeline, tensor and data parallel sizes, such as 4,2,2",
-    "partition_method": "which layers each pipeline stage has: uniform_transformer (default), or custom:0,2,3,4, where stages "
-    "begin at these layers and the last number is how many there are",
+    "model": "tiny (default), small, xl, xl/8, or one known by name, such as gpt3-xl, bert-huge, bloom-3b or t5-3b; NAME/64 has its "
+    "layers with a 64th of all widths",
+    "partition_method": "which layers each pipeline stage has: uniform_transformer (default), or custom:0,3,4,7, where stages "
+    "begin at these layers and the last number is how many there are, embeddings and the head included",
     "export_timing_csv": "at the end, write instructions-<rank>.csv, time-energy-<rank>.csv and trace.json there, in the place of "
-    "an earlier run's; without a folder: here",
+    "an earlier run's; true, or without a folder: here",
     "num_prof_steps": "how many steps are recorded, the last ones; default: all",
 }
-CHOICES = {"model": SIZES, "data_parallel": ("replicate", "fully_shard"), "dtype": ("float32", "float64")}
+CHOICES = {"data_parallel": ("replicate", "fully_shard"), "dtype": ("float32", "float64")}
 
 
 def add_arguments(parser):
@@ -160,18 +165,27 @@ def add_arguments(parser):
             continue
         about = HELP.get(field.name, None if needed else f"default: {field.default}")
         options = {"nargs": "?", "const": "."} if field.name == "export_timing_csv" else {}
-        kind = str if field.name == "layout" else field.type
+        kind = {"layout": str, "model": model_name}.get(field.name, field.type)
         if field.name in ("batch", "micro_batch", "learning_rate", "timeout"):
             kind = positive(kind)
         parser.add_argument(flag, type=kind, required=needed, default=None if needed else field.default,
                             choices=CHOICES.get(field.name), help=about, **options)  # fmt: skip
 
 
+def with_dashes(words):
+    """Options as Merak spells them, --num_prof_steps and --export_timing_csv true, as this program does."""
+    words = [word.replace("_", "-") if re.fullmatch("--[a-z_]+", word) else word for word in words]
+    for before, word in itertools.pairwise([*words]):
+        if before == "--export-timing-csv" and word == "true":
+            words.remove("true")
+    return words
+
+
 def main():
     parser = argparse.ArgumentParser(prog="cairn_bench.reconfigure.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add_arguments(parser)
-    given = vars(parser.parse_args())
+    given = vars(parser.parse_args(with_dashes(sys.argv[1:])))
     try:
         given["layout"] = Layout.parse(given["layout"])
         settings = Settings(**given)
