@@ -1,5 +1,7 @@
 #include "bench/harness/flags.h"
 
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
@@ -9,6 +11,7 @@
 #include <system_error>
 #include <vector>
 
+#include "advice/published_models.h"
 #include "base/bytes.h"
 #include "base/status_macros.h"
 #include "bench/harness/shapes.h"
@@ -16,6 +19,8 @@
 namespace cairn::bench {
 
 namespace {
+
+constexpr double kCustomIterationSeconds = 0.5;
 
 // The trainer has its own state and pace, so no shape applies.
 Status CheckTrainer(const Flags& flags) {
@@ -65,6 +70,25 @@ std::uint64_t Slowed(std::uint64_t bytes_per_second, double dilation) {
   return bytes_per_second == 0 ? 0 : static_cast<std::uint64_t>(slowed);
 }
 
+// State and pace of a model known by name.
+Status TakeModel(Flags& flags, Model& model) {
+  Result<PublishedModel> found = FindPublishedModel(flags.model);
+  if (!found.ok()) return Error(StatusCode::kInvalidArgument, "{}, or custom", found.status().message());
+  model = std::move(found->model);
+  flags.state_bytes = DataBytes(model);
+  if (const std::optional<PublishedPace>& pace = found->pace; pace && pace->state_bytes != 0) {
+    flags.state_bytes = pace->state_bytes;
+  }
+  if (flags.iteration_seconds != 0) return Status::Ok();
+  if (!found->pace) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--model {}: expected --iteration-seconds, because nobody has published its pace", flags.model);
+  }
+  flags.iteration_seconds = found->pace->iteration_seconds;
+  flags.pace = found->pace->source;
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<Flags> Resolve(Flags flags) {
@@ -74,16 +98,9 @@ Result<Flags> Resolve(Flags flags) {
   }
   const bool paced = flags.compute != "trainer";
   if (!paced) CAIRN_RETURN_IF_ERROR(CheckTrainer(flags));
-  if (paced && flags.model != "custom") {
-    const std::optional<Shape> shape = FindShape(flags.model);
-    if (!shape.has_value()) {
-      return Error(StatusCode::kInvalidArgument, "unknown model \"{}\"; there are {}, or custom", flags.model,
-                   ShapeNames());
-    }
-    flags.state_bytes = shape->state_bytes;
-    flags.tensors = shape->tensors;
-    flags.iteration_seconds = shape->iteration_seconds;
-  }
+  Model model;
+  if (paced && flags.model != "custom") CAIRN_RETURN_IF_ERROR(TakeModel(flags, model));
+  if (flags.iteration_seconds == 0) flags.iteration_seconds = kCustomIterationSeconds;
   if (flags.device != "auto" && flags.device != "cuda" && flags.device != "emulated") {
     return Error(StatusCode::kInvalidArgument, "--device: expected auto, cuda or emulated, found \"{}\"", flags.device);
   }
@@ -147,6 +164,11 @@ Result<Flags> Resolve(Flags flags) {
     return Error(StatusCode::kInvalidArgument, "--state-bytes: expected at most {}, found {}", kMost, scaled);
   }
   flags.state_bytes = AlignUp(static_cast<std::uint64_t>(std::ceil(scaled)), kBlock);
+  if (!model.tensors.empty()) {
+    flags.state = ScaledTensors(model, {}, 0, scaled / static_cast<double>(DataBytes(model)));
+    flags.state_bytes = BytesOf(flags.state);
+    flags.tensors = flags.state.size();
+  }
   flags.iteration_seconds *= flags.scale * flags.dilation;
   flags.pcie_bytes_per_second /= flags.dilation;
   flags.disk_bytes_per_second = Slowed(flags.disk_bytes_per_second, flags.dilation);
@@ -176,14 +198,16 @@ Result<Flags> ParseFlags(int argc, char** argv) {
                  "or trainer: libtorch trains --model, on synthetic data")
       ->capture_default_str();
   app.add_option("--model", flags.model,
-                 "a published training: " + ShapeNames() + "; its state, tensors and pace. Or one of cairn_train's")
+                 "one known by name, with its state and, if that is published, its pace: " +
+                     fmt::format("{}", fmt::join(PublishedModelNames(), ", ")) + ". Or one of cairn_train's")
       ->capture_default_str();
   app.add_option("--size", sizes, "trainer: a size that differs from the published model, NAME=NUMBER");
   app.add_option("--batch", flags.batch, "trainer: samples per iteration")->capture_default_str();
   app.add_option("--sequence", flags.sequence, "trainer: tokens per sample of text")->capture_default_str();
   app.add_option("--state-bytes", flags.state_bytes, "size of the state")->capture_default_str();
   app.add_option("--tensors", flags.tensors, "tensors in the state")->capture_default_str();
-  app.add_option("--iteration-seconds", flags.iteration_seconds, "time of an iteration without checkpoints")
+  app.add_option("--iteration-seconds", flags.iteration_seconds,
+                 "time of an iteration without checkpoints; 0: the model's, or half a second")
       ->capture_default_str();
   app.add_option("--every", flags.every, "iterations between checkpoints")->capture_default_str();
   app.add_option("--again", flags.again, "a second checkpoint so many iterations after each; 0: none")

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
+#include "bench/harness/shapes.h"
 #include "cairn/status.h"
 
 namespace cairn::bench {
@@ -12,16 +14,18 @@ namespace cairn::bench {
 struct Flags {
   std::string strategy;
   std::string directory;
-  std::string device = "auto";    ///< Or "cuda", "emulated".
-  std::string compute = "paced";  ///< Or "products", "trainer".
-  std::string model = "custom";   ///< A shape, which sets state, tensors and iteration time; or the trainer's.
+  std::string device = "auto";                ///< Or "cuda", "emulated".
+  std::string compute = "paced";              ///< Or "products", "trainer".
+  std::string model = "custom";               ///< One known by name, which sets the state; or the trainer's.
   std::map<std::string, std::int64_t> sizes;  ///< The trainer's model's.
   std::uint64_t batch = 4;
   std::int64_t sequence = 64;
   std::string disk = "machine";  ///< Or "pd-ssd".
   std::uint64_t state_bytes = 1U << 30;
   std::uint64_t tensors = 597;
-  double iteration_seconds = 0.5;
+  std::vector<NamedBytes> state;  ///< Of a model known by name, scaled. Otherwise the tensors are equal.
+  std::string pace = "as given";  ///< Where the iteration time comes from.
+  double iteration_seconds = 0;   ///< 0 was given: the model's published pace, or half a second of a custom one.
   std::uint64_t every = 4;
   std::uint64_t again = 0;
   std::uint64_t iterations = 40;

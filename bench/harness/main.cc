@@ -3,7 +3,7 @@
 //   build/release/bin/bench_training --strategy none|sync|torch-save|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
 //       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
 //       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
-//       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
+//       [--model NAME] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
 //       [--device auto|cuda|emulated]
 //       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--network namespaces|loopback]
 //       [--network-bytes-per-second R] [--compute paced|products|trainer] [--size NAME=N]... [--batch N] [--sequence N]
@@ -56,7 +56,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
-#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -65,7 +64,6 @@
 #include "bench/harness/accounting.h"
 #include "bench/harness/csv_row.h"
 #include "bench/harness/run.h"
-#include "bench/harness/shapes.h"
 
 namespace cairn::bench {
 namespace {
@@ -124,10 +122,7 @@ CsvRow MakeRow(const Run& run) {
   row.Add("pcie_bytes_per_second", flags.device == "cuda" ? 0 : flags.pcie_bytes_per_second);
   row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
   row.Add("emulated", Emulated(run));
-  const std::optional<Shape> shape = FindShape(flags.model);
-  row.Add("pace", run.timed > 0       ? fmt::format("trained; median of {} iterations before", run.timed)
-                  : shape.has_value() ? std::string(shape->source)
-                                      : "as given");
+  row.Add("pace", run.timed > 0 ? fmt::format("trained; median of {} iterations before", run.timed) : flags.pace);
   row.Add("tuning", run.kind.tuning);
   row.Add("copy_bytes_per_second", fmt::format("{:.4g}", run.copy_rate));
   row.AddSeconds("update_seconds", run.loop.update_seconds);

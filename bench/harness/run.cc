@@ -164,7 +164,8 @@ Result<Run> Train(const Flags& flags) {
   }
   std::unique_ptr<TrainingState> paced;
   if (trainer == nullptr) {
-    CAIRN_ASSIGN_OR_RETURN(paced, TrainingState::Make(*gpu, flags.state_bytes, flags.tensors));
+    CAIRN_ASSIGN_OR_RETURN(paced, flags.state.empty() ? TrainingState::Make(*gpu, flags.state_bytes, flags.tensors)
+                                                      : TrainingState::Make(*gpu, flags.state));
   }
   run.loop = {.iteration_seconds = flags.iteration_seconds,
               .update_seconds = flags.update_seconds,

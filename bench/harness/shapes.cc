@@ -1,50 +1,40 @@
 #include "bench/harness/shapes.h"
 
-#include <array>
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/bytes.h"
+#include "format/fields.h"
 
 namespace cairn::bench {
-namespace {
 
-constexpr std::array kShapes{
-    Shape{.name = "vgg16",
-          .state_bytes = 1'100'000'000,
-          .iteration_seconds = 0.0634,
-          .in_flight = 4,
-          .tensors = 64,
-          .source = "the artifact's fig8_vgg16.csv: 15.77 iterations a second"},
-    Shape{.name = "transformer-xl",
-          .state_bytes = 2'700'000'000,
-          .iteration_seconds = 0.45,
-          .in_flight = 4,
-          .tensors = 660,
-          .source = "estimated: batch 64, sequence 192, at 27,000 tokens a second"},
-    Shape{.name = "bert",
-          .state_bytes = 4'000'000'000,
-          .iteration_seconds = 0.2,
-          .in_flight = 4,
-          .tensors = 1170,
-          .source = "estimated: BERT-large on SQuAD, batch 3, at 15 sequences a second"},
-    Shape{.name = "opt-1.3b",
-          .state_bytes = 16'200'000'000,
-          .iteration_seconds = 0.85,
-          .in_flight = 2,
-          .tensors = 1170,
-          .source = "derived: 50 iterations take 1.17 times as long with CheckFreq, 1.9 times with GPM, on 0.4 GB/s"},
-};
-
-}  // namespace
-
-std::optional<Shape> FindShape(std::string_view name) {
-  for (const Shape& shape : kShapes) {
-    if (shape.name == name) return shape;
-  }
-  return std::nullopt;
+std::uint64_t BytesOf(const std::vector<NamedBytes>& tensors) {
+  return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const NamedBytes& tensor) { return sum + tensor.bytes; });
 }
 
-std::string ShapeNames() {
-  std::string names;
-  for (const Shape& shape : kShapes) names += (names.empty() ? "" : ", ") + std::string(shape.name);
-  return names;
+std::uint64_t DataBytes(const Model& model) {
+  std::uint64_t bytes = 0;
+  for (const ModelTensor& tensor : model.tensors) bytes += TensorBytes(tensor.dtype, tensor.shape).value_or(0);
+  return bytes;
+}
+
+std::vector<NamedBytes> ScaledTensors(const Model& model, const Layout& layout, int rank, double scale) {
+  std::vector<NamedBytes> tensors;
+  std::uint64_t unscaled = 0;
+  std::uint64_t all = 0;
+  for (const ShardTensor& held : TensorsOf(model, layout, rank)) {
+    if (IsPadding(held.name)) continue;
+    unscaled += held.end;
+    // Where it would end, so that roundings do not add up.
+    const auto end = AlignUp(static_cast<std::uint64_t>(std::ceil(static_cast<double>(unscaled) * scale)), kSector);
+    const std::uint64_t bytes = end < all + kSector ? kSector : end - all;
+    tensors.push_back({held.name, bytes});
+    all += bytes;
+  }
+  tensors.back().bytes += AlignUp(all, kBlock) - all;
+  return tensors;
 }
 
 }  // namespace cairn::bench

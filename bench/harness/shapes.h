@@ -1,25 +1,26 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
+#include <vector>
+
+#include "advice/layouts.h"
 
 namespace cairn::bench {
 
-/// A training that PCcheck (ASPLOS 2025) was measured with on an A100: what a paced loop needs to imitate it.
-struct Shape {
-  std::string_view name;
-  std::uint64_t state_bytes = 0;  ///< Of a checkpoint, as the paper gives it.
-  double iteration_seconds = 0;   ///< Without checkpoints.
-  int in_flight = 0;              ///< What the authors' artifact sets for PCcheck.
-  std::uint64_t tensors = 0;      ///< Of the model and its optimizer.
-  std::string_view source;        ///< Of the iteration time.
-};
+/// What an optimizer step writes a word of, and disks write at once: every tensor of a paced training has whole ones.
+inline constexpr std::uint64_t kSector = 512;
 
-/// None if no shape has that name.
-[[nodiscard]] std::optional<Shape> FindShape(std::string_view name);
-/// All names, for messages.
-[[nodiscard]] std::string ShapeNames();
+struct NamedBytes {
+  std::string name;
+  std::uint64_t bytes = 0;
+};
+[[nodiscard]] std::uint64_t BytesOf(const std::vector<NamedBytes>& tensors);
+
+/// What a model's tensors have, without padding.
+[[nodiscard]] std::uint64_t DataBytes(const Model& model);
+/// What a rank of a layout holds of a model, without padding, with `scale` of its bytes: whole sectors, at least one a
+/// tensor, and together whole blocks.
+[[nodiscard]] std::vector<NamedBytes> ScaledTensors(const Model& model, const Layout& layout, int rank, double scale);
 
 }  // namespace cairn::bench

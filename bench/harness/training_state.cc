@@ -11,7 +11,6 @@
 namespace cairn::bench {
 namespace {
 
-constexpr std::uint64_t kSector = 512;
 constexpr std::uint64_t kCudaSector = 16U << 10;
 constexpr std::uint64_t kPiece = 16U << 20;
 

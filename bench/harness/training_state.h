@@ -10,15 +10,11 @@
 #include "base/bytes.h"
 #include "bench/emulation/device_state.h"
 #include "bench/emulation/gpu.h"
+#include "bench/harness/shapes.h"
 #include "cairn/status.h"
 #include "device/buffer_pool.h"
 
 namespace cairn::bench {
-
-struct NamedBytes {
-  std::string name;
-  std::uint64_t bytes = 0;
-};
 
 /// The state of a training: one block of the GPU's memory, cut into tensors, whose every byte follows from the step.
 ///

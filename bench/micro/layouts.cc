@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "advice/forecast.h"
+#include "advice/model_shapes.h"
 #include "bench/micro/pair.h"
 #include "format/index.h"
 #include "format/manifest.h"

@@ -41,7 +41,7 @@ Result<PipelineFlags> ParsePipelineFlags(int argc, char** argv) {
   PipelineFlags flags;
   Flags& run = flags.run;
   run.device = "emulated";
-  run.iteration_seconds = kOptIterationSeconds;
+  run.iteration_seconds = OptIterationSeconds();
   CLI::App app(
       "Two nodes train OPT-2.7B at a set pace, a pipeline stage on each, with one checkpointing strategy; reports what "
       "checkpoints cost that count only once both nodes have them");

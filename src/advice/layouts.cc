@@ -73,77 +73,10 @@ void AddShare(const ModelTensor& tensor, const Layout& layout, int rank, std::ve
   }
 }
 
-// Weights of a GPT, and then what the optimizer keeps for each.
-class GptTensors {
- public:
-  explicit GptTensors(const GptSizes& sizes) : sizes_(sizes) {
-    model_.layers = sizes.layers;
-    model_.heads = sizes.heads;
-  }
-
-  void Add(ModelTensor tensor) {
-    tensor.dtype = sizes_.weights;
-    model_.tensors.push_back(tensor);
-    const std::string weight = tensor.name;
-    tensor.dtype = sizes_.optimizer;
-    for (const std::string_view kind : {"param", "exp_avg", "exp_avg_sq"}) {
-      tensor.name = fmt::format("optimizer.state.{}.{}", weight, kind);
-      model_.tensors.push_back(tensor);
-    }
-  }
-
-  void AddLayer(std::int64_t layer) {
-    const std::int64_t h = sizes_.hidden;
-    const std::int64_t f = sizes_.feed_forward;
-    const auto add = [&](std::string_view name, std::vector<std::int64_t> shape, std::optional<std::size_t> cut) {
-      Add({.name = fmt::format("encoder.layers.{}.{}", layer, name),
-           .shape = std::move(shape),
-           .stages = Stages::kOfLayer,
-           .layer = layer,
-           .cut = cut});
-    };
-    add("input_layernorm.weight", {h}, {});
-    add("input_layernorm.bias", {h}, {});
-    add("self_attention.query_key_value.weight", {3 * h, h}, 0);
-    add("self_attention.query_key_value.bias", {3 * h}, 0);
-    add("self_attention.dense.weight", {h, h}, 1);
-    add("self_attention.dense.bias", {h}, {});
-    add("post_attention_layernorm.weight", {h}, {});
-    add("post_attention_layernorm.bias", {h}, {});
-    add("mlp.dense_h_to_4h.weight", {f, h}, 0);
-    add("mlp.dense_h_to_4h.bias", {f}, 0);
-    add("mlp.dense_4h_to_h.weight", {h, f}, 1);
-    add("mlp.dense_4h_to_h.bias", {h}, {});
-  }
-
-  Model Take() && { return std::move(model_); }
-
- private:
-  const GptSizes& sizes_;
-  Model model_;
-};
-
 }  // namespace
 
 std::string ToString(const Layout& layout) {
   return fmt::format("{},{},{}", layout.pipeline, layout.tensor, layout.data);
-}
-
-Model MakeGpt(const GptSizes& sizes) {
-  GptTensors tensors(sizes);
-  const std::int64_t h = sizes.hidden;
-  tensors.Add({.name = "embedding.word_embeddings.weight",
-               .shape = {sizes.vocabulary, h},
-               .stages = Stages::kFirstAndLast,
-               .cut = 0,
-               .pad = sizes.vocabulary_multiple});
-  tensors.Add(
-      {.name = "embedding.position_embeddings.weight", .shape = {sizes.positions, h}, .stages = Stages::kFirst});
-  for (std::int64_t layer = 0; layer < sizes.layers; ++layer) tensors.AddLayer(layer);
-  for (const std::string_view name : {"encoder.final_layernorm.weight", "encoder.final_layernorm.bias"}) {
-    tensors.Add({.name = std::string(name), .shape = {h}, .stages = Stages::kLast});
-  }
-  return std::move(tensors).Take();
 }
 
 Status CheckLayout(const Model& model, const Layout& layout, std::string_view what) {

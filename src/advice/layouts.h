@@ -54,25 +54,11 @@ struct Model {
   /// Attention heads, which tensor-parallel ranks divide equally. 0: unknown.
   std::int64_t heads = 0;
   std::vector<ModelTensor> tensors;
+  /// Trained elements, each counted once. 0: unknown.
+  std::int64_t parameters = 0;
   /// Other state of each rank; counted, but not read from tensors.
   std::uint64_t rank_bytes = 0;
 };
-
-/// A GPT as Megatron cuts it, with the tensors that mixed precision and Adam keep for each weight.
-struct GptSizes {
-  std::int64_t layers = 0;
-  std::int64_t hidden = 0;
-  /// 0: unknown.
-  std::int64_t heads = 0;
-  std::int64_t feed_forward = 0;
-  std::int64_t positions = 0;
-  std::int64_t vocabulary = 0;
-  /// See ModelTensor::pad.
-  std::int64_t vocabulary_multiple = 128;
-  DType weights = DType::kBF16;
-  DType optimizer = DType::kF32;
-};
-[[nodiscard]] Model MakeGpt(const GptSizes& sizes);
 
 /// InvalidArgument, beginning with `what`, if layers, heads or a tensor's dimension cannot be divided equally.
 [[nodiscard]] Status CheckLayout(const Model& model, const Layout& layout, std::string_view what);

@@ -10,6 +10,7 @@
 
 #include "advice/input_file.h"
 #include "advice/json_field.h"
+#include "advice/model_shapes.h"
 #include "base/status_macros.h"
 #include "format/fields.h"
 
@@ -53,7 +54,8 @@ Result<Model> ReadGpt(const JsonField& gpt) {
   CAIRN_RETURN_IF_ERROR(ReadIfThere(gpt, "heads", 1, sizes.heads));
   CAIRN_RETURN_IF_ERROR(ReadIfThere(gpt, "feed_forward", 1, sizes.feed_forward));
   CAIRN_RETURN_IF_ERROR(ReadIfThere(gpt, "vocabulary_multiple", 1, sizes.vocabulary_multiple));
-  for (const auto& [name, type] : {std::pair("weights", &sizes.weights), std::pair("optimizer", &sizes.optimizer)}) {
+  for (const auto& [name, type] :
+       {std::pair("weights", &sizes.kept.weights), std::pair("optimizer", &sizes.kept.optimizer)}) {
     if (!gpt.Has(name)) continue;
     CAIRN_ASSIGN_OR_RETURN(*type, ReadType(gpt.At(name)));
   }

@@ -195,7 +195,9 @@ void AddPlan(CLI::App& app, Action& chosen) {
   const auto [plan, planning] =
       AddCommand<PlanOptions>(app, chosen, PlanLayouts, "plan",
                               "Forecast what a job reads that restores with other parallel ranks; needs shapes only");
-  plan.add_option("model", planning.model, "A JSON file of the model's shapes")->required();
+  plan.add_option("model", planning.model,
+                  "A model known by name, such as gpt3-xl or bert-large; or a JSON file of its shapes")
+      ->required();
   plan.add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
   plan.add_option("--to", planning.to, "The same of those that restore")->required();
   plan.add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")

@@ -10,6 +10,7 @@
 
 #include "advice/forecast.h"
 #include "advice/model_file.h"
+#include "advice/published_models.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "tools/commands.h"
@@ -216,10 +217,19 @@ void Print(const Plan& plan) {
   PrintTable(rows);
 }
 
+/// A published one, or that of a file.
+Result<Model> FindModel(const std::string& name) {
+  Result<PublishedModel> published = FindPublishedModel(name);
+  if (published.ok()) return std::move(published->model);
+  Result<Model> read = ReadModelFile(name);
+  if (read.status().code() != StatusCode::kNotFound) return read;
+  return Error(StatusCode::kInvalidArgument, "{}; and {}", read.status().message(), published.status().message());
+}
+
 }  // namespace
 
 Result<int> PlanLayouts(const PlanOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const Model model, ReadModelFile(options.model));
+  CAIRN_ASSIGN_OR_RETURN(const Model model, FindModel(options.model));
   CAIRN_ASSIGN_OR_RETURN(const Layout from, ParseLayout("--from", options.from));
   CAIRN_ASSIGN_OR_RETURN(const Layout to, ParseLayout("--to", options.to));
   CAIRN_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, from, to, options.gpus_per_host));

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <random>
 
+#include "advice/model_shapes.h"
 #include "advice/numbered_tensors.h"
 #include "restore/rows.h"
 #include "support/points.h"

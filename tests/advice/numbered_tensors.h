@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "advice/layouts.h"
+#include "advice/model_shapes.h"
 #include "format/shard_header.h"
 #include "restore/reshard.h"
 
@@ -18,8 +19,8 @@ class NumberedTensors {
  public:
   /// A GPT with wide enough elements: 32 bits in weights, 64 in the optimizer's tensors.
   static Model Gpt(GptSizes sizes) {
-    sizes.weights = DType::kU32;
-    sizes.optimizer = DType::kU64;
+    sizes.kept.weights = DType::kU32;
+    sizes.kept.optimizer = DType::kU64;
     return MakeGpt(sizes);
   }
 

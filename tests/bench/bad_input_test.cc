@@ -7,6 +7,7 @@
 #include <iterator>
 #include <string>
 
+#include "base/bytes.h"
 #include "bench/harness/csv_row.h"
 #include "bench/harness/flags.h"
 #include "bench/harness/resources.h"
@@ -83,6 +84,16 @@ TEST(BenchTrainingTest, NamesAScaleThatFitsBeforeRunning) {
   EXPECT_THAT(run.err, HasSubstr("would fit"));
 }
 
+TEST(BenchTrainingTest, NamesAScaleOfAModelThatFits) {
+  const TempDir directory;
+
+  const Ran run =
+      BenchTraining("--strategy cairn --model gpt3-175b --iteration-seconds 9 --dir " + directory.path());
+
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("would fit"));
+}
+
 TEST(ResourcesTest, TheNamedScaleFits) {
   const Resources free{.disk_bytes = 1'000'000'000, .memory_bytes = 10'000'000'000};
   const std::uint64_t state = 1'000'001'536;
@@ -125,6 +136,37 @@ TEST(FlagsTest, AModelSetsTheShape) {
   EXPECT_EQ(resolved->iteration_seconds, 0.85 / 8);
 }
 
+TEST(FlagsTest, AModelKnownByNameHasItsTensors) {
+  Flags flags;
+  flags.strategy = "cairn";
+  flags.model = "bloom-7b1";
+  flags.iteration_seconds = 2;
+
+  const Result<Flags> resolved = Resolve(flags);
+
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->state_bytes, 7'069'016'064ULL * 12);
+  EXPECT_EQ(BytesOf(resolved->state), resolved->state_bytes);
+  EXPECT_EQ(resolved->tensors, resolved->state.size());
+  EXPECT_EQ(resolved->state.front().name, "transformer.word_embeddings.weight");
+  EXPECT_EQ(resolved->state.front().bytes, 250'880ULL * 4096 * 4);
+  EXPECT_EQ(resolved->pace, "as given");
+}
+
+TEST(FlagsTest, AScaleKeepsTheModelsTensors) {
+  Flags flags;
+  flags.strategy = "cairn";
+  flags.model = "vgg16";
+  flags.scale = 0.001;
+
+  const Result<Flags> resolved = Resolve(flags);
+
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->state.size(), 64U);
+  EXPECT_EQ(resolved->state_bytes, AlignUp(1'100'000, kBlock));
+  EXPECT_THAT(resolved->pace, HasSubstr("fig8_vgg16.csv"));
+}
+
 TEST(FlagsTest, DilationStretchesTimeAndKeepsTheRatios) {
   Flags flags;
   flags.strategy = "cairn";
@@ -165,6 +207,8 @@ TEST(FlagsTest, InvalidValuesAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.dilation = 0; }), HasSubstr("--dilation"));
   EXPECT_THAT(refused([](Flags& f) { f.scale = 1e30; }), HasSubstr("--state-bytes"));
   EXPECT_THAT(refused([](Flags& f) { f.model = "gpt"; }), HasSubstr("unknown model \"gpt\"; there are vgg16, "));
+  EXPECT_THAT(refused([](Flags& f) { f.model = "gpt3-xl"; }),
+              HasSubstr("--model gpt3-xl: expected --iteration-seconds, because nobody has published its pace"));
   EXPECT_THAT(refused([](Flags& f) { f.device = "tpu"; }), HasSubstr("--device: expected auto, cuda or emulated"));
   EXPECT_THAT(refused([](Flags& f) { f.disk = "floppy"; }), HasSubstr("--disk: expected machine or pd-ssd"));
   EXPECT_THAT(refused([](Flags& f) { f.compute = "abacus"; }),

@@ -63,6 +63,17 @@ TEST_F(PlanCommandTest, ForecastsGpt3Xl) {
   EXPECT_EQ(out["read_bytes"], by_shard);
 }
 
+TEST_F(PlanCommandTest, KnowsPublishedModelsByName) {
+  const Ran ran = Plan("gpt3-6.7b", "4,1,1", "2,1,1", {"--json"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  // Weights and two moments in fp32; and the word embeddings, with their padding, once more for the head.
+  constexpr std::uint64_t kPadding = 47ULL * 4096;
+  EXPECT_EQ(ran.parsed()["from"]["state_bytes"], (6'654'210'048 + kPadding + 50'304ULL * 4096) * 12);
+  EXPECT_EQ(Plan("gpt3-xxl", "1,1,1", "1,1,1").code, 2);
+  EXPECT_THAT(Plan("gpt3-xxl", "1,1,1", "1,1,1").err, HasSubstr("unknown model \"gpt3-xxl\"; there are vgg16, "));
+}
+
 TEST_F(PlanCommandTest, ForecastsListedTensors) {
   const Ran ran = Plan(Model(tensors_), "2,1,1", "1,2,1", {"--json"});
 
