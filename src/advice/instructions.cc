@@ -316,6 +316,9 @@ Result<RecordedPipeline> ReadInstructions(const std::vector<InstructionFile>& fi
   CAIRN_ASSIGN_OR_RETURN(const StageRecords stages, ReadStages(files));
   CAIRN_ASSIGN_OR_RETURN(const Extent extent, FindExtent(stages));
   RecordedPipeline out{.steps = extent.steps.size(), .seconds = IterationSeconds(stages)};
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    for (const RankRecords& rank : stages[stage]) out.stage_of_rank[rank.rank] = stage;
+  }
   CAIRN_ASSIGN_OR_RETURN(out.times.send, SendSeconds(stages));
   for (const std::vector<RankRecords>& stage : stages) {
     std::vector<double>& forward = out.times.forward.emplace_back();

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,7 @@ struct RecordedPipeline {
   /// From the first forward or backward of a step to the end of its last, as it was, on the rank where that takes
   /// longest: the median. Ranks of several hosts need no common clock for that.
   double seconds = 0;
+  std::map<std::uint64_t, std::size_t> stage_of_rank;
 };
 
 /// What the files of all ranks of one run say.

@@ -185,3 +185,6 @@ struct PlanOptions {
 Result<int> PlanLayouts(const PlanOptions& options);
 
 }  // namespace cairn::tools
+  /// See docs/planning.md: records of energy, or speeds.
+  std::vector<std::string> energy;
+  std::optional<double> waiting_watts;

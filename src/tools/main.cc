@@ -236,6 +236,11 @@ void AddReaders(CLI::App& app, Action& chosen) {
       AddCommand<ReadOptions>(app, chosen, Show, "show", "Show names, shapes and values; reads no tensor data");
   AddPath(show, "path", showing.path, kSideHelp)->required();
   AddStep(show, showing.step, "The step to show, if the path is a root");
+  slack.add_option("--energy", options.energy,
+                   "time-energy-<rank>.csv of all ranks: what each stage spends while it waits; or a CSV file of each "
+                   "stage's times and energies by clock: the slowest clocks that leave the longest path as it is");
+  slack.add_option("--waiting-watts", options.waiting_watts, "What a rank's GPU draws while it waits")
+      ->check(CLI::Range(0.0, 1e6));
 
   const auto [verify, verifying] =
       AddCommand<ReadOptions>(app, chosen, Verify, "verify", "Read every byte and check its checksum");
