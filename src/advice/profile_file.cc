@@ -67,6 +67,8 @@ Result<ProfileFile> ReadRoot(const JsonField& root) {
     CAIRN_ASSIGN_OR_RETURN(std::string word, command.At(i).Text());
     file.command.push_back(std::move(word));
   }
+  if (!root.Has("job")) return file;
+  CAIRN_ASSIGN_OR_RETURN(file.job, root.At("job").Text());
   return file;
 }
 
@@ -82,6 +84,7 @@ json ToJson(const ProfileFile& file) {
   for (const ProfileSample& sample : file.checks) checks.push_back(SampleToJson(profile, sample));
   return {{"version", kVersion},
           {"command", file.command},
+          {"job", file.job},
           {"full",
            {{"cores", profile.full.cores},
             {"memory_bytes", profile.full.memory_bytes},

@@ -11,6 +11,8 @@ namespace cairn {
 /// profile.json: what `cairn profile` writes and `cairn tune --profile` reads.
 struct ProfileFile {
   std::vector<std::string> command;
+  /// What a table calls it; may be empty.
+  std::string job;
   Profile profile;
   /// Measured to test the model, which does not use them.
   std::vector<ProfileSample> checks;

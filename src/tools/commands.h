@@ -124,8 +124,27 @@ struct ProfileOptions {
   /// "1.5" or "1.5:512MiB".
   std::vector<std::string> checks;
   bool json = false;
+
+  // By Synergy's names (docs/coming-from.md): what starts the job under torchrun, and what is handed on to it.
+  std::string job_name;
+  std::optional<int> num_gpus;
+  std::optional<int> nodes;
+  std::optional<int> node_rank;
+  std::string master_address;
+  std::optional<int> master_port;
+  std::optional<std::uint64_t> batch;
+  std::optional<std::uint64_t> workers;
+  std::optional<std::uint64_t> max_iterations;
+  /// Refused, with the line that does the same by hand.
+  std::string docker_image;
+  std::string container_mount;
+
+  /// A file of jobs, one a line, instead of a command.
+  std::string all;
 };
 Result<int> ProfileJob(const ProfileOptions& options);
+/// Each job of `all`, and one table.
+Result<int> ProfileJobs(const ProfileOptions& options);
 
 struct DoctorOptions {
   /// May be empty if GPUs are examined.
@@ -169,6 +188,9 @@ Result<int> Place(const PlaceOptions& options);
 struct SlackOptions {
   /// Of all ranks of one run.
   std::vector<std::string> files;
+  /// See docs/planning.md: records of energy, or speeds.
+  std::vector<std::string> energy;
+  std::optional<double> waiting_watts;
   bool json = false;
 };
 Result<int> Slack(const SlackOptions& options);
@@ -185,6 +207,3 @@ struct PlanOptions {
 Result<int> PlanLayouts(const PlanOptions& options);
 
 }  // namespace cairn::tools
-  /// See docs/planning.md: records of energy, or speeds.
-  std::vector<std::string> energy;
-  std::optional<double> waiting_watts;

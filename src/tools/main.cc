@@ -91,19 +91,44 @@ void AddTune(CLI::App& app, Action& chosen) {
   tune.add_option("--profile", tuning.profile, "What `cairn profile` wrote: the job's need of cores and memory");
 }
 
+/// The options of Synergy's offline profiler that have no other name here.
+void AddSynergysNames(CLI::App& profile, ProfileOptions& profiling) {
+  const auto positive = [&profile](const std::string& names, auto& to, const std::string& help) {
+    profile.add_option(names, to, help)->check(WholeNumber(1, 1'000'000));
+  };
+  profile.add_option("--job-name", profiling.job_name, "What a table calls the job");
+  positive("--num-gpus", profiling.num_gpus, "Start the command, a Python script, by torchrun with so many ranks");
+  positive("--nnodes", profiling.nodes, "Of torchrun");
+  profile.add_option("--node-rank,--node_rank", profiling.node_rank, "Of torchrun")->check(WholeNumber(0, 1'000'000));
+  profile.add_option("--master-addr,--master_addr", profiling.master_address, "Of torchrun");
+  profile.add_option("--master-port,--master_port", profiling.master_port, "Of torchrun")->check(WholeNumber(1, 65535));
+  positive("-b,--batch,--batch-size", profiling.batch, "Handed on to the job, as -b N");
+  positive("-j,--workers", profiling.workers,
+           "Handed on to the job, as --workers N: at most so many, and one for each core of a rank");
+  positive("--max-iterations,--max_iterations", profiling.max_iterations,
+           "As --iterations, for no longer than they take; handed on to the job with those of the warm-up");
+  profile.add_option("--docker-img", profiling.docker_image, "Says how to start the container by hand");
+  profile.add_option("--container-mnt", profiling.container_mount, "The same");
+}
+
 void AddProfile(CLI::App& app, Action& chosen) {
-  const auto [profile, profiling] =
-      AddCommand<ProfileOptions>(app, chosen, ProfileJob, "profile",
-                                 "Run a training command again and again with less of the host; see what it needs");
+  const auto run = [](const ProfileOptions& options) {
+    return options.all.empty() ? ProfileJob(options) : ProfileJobs(options);
+  };
+  const auto [profile, profiling] = AddCommand<ProfileOptions>(
+      app, chosen, run, "profile", "Run a training command again and again with less of the host; see what it needs");
   profile.footer(
       "Runs the command with all cores and memory, then with fewer and less. Each run ends once enough iterations are\n"
       "counted: SIGTERM, after five seconds SIGKILL, with all that it has started. Give the command a folder for\n"
       "checkpoints that you do not need: cairn profile --out profile.json -- python train.py --steps 1000");
-  profile.add_option("command", profiling.command, "The command, behind --")->required();
+  profile.add_option("command", profiling.command, "The command, behind --");
+  profile.add_option("--all", profiling.all,
+                     "A file of jobs, one a line: options and a command as for one; writes one table");
   profile.add_option("--out", profiling.out, "The file to write")->capture_default_str();
-  profile.add_option("--cores", profiling.cores, "The most cores (default: all that this process may use)");
+  profile.add_option("--cores,--cpu", profiling.cores, "The most cores (default: all that this process may use)");
   profile.add_option("--least-cores", profiling.least_cores, "The fewest (default: 1; 0.25 if a quota is permitted)");
-  profile.add_option("--memory", profiling.memory, "The most memory, page cache included (default: what is available)");
+  profile.add_option("--memory", profiling.memory,
+                     "The most memory, page cache included (default: what is available); without a unit: GB");
   profile.add_option("--least-memory", profiling.least_memory, "The least")->capture_default_str();
   profile.add_flag("--cores-only", profiling.cores_only, "Do not limit memory");
   profile.add_option("--pattern", profiling.pattern,
@@ -122,6 +147,7 @@ void AddProfile(CLI::App& app, Action& chosen) {
       ->allow_extra_args(false);
   profile.add_option("--check", profiling.checks, "A budget (1.5 or 1.5:2GiB) on which to test the prediction")
       ->allow_extra_args(false);
+  AddSynergysNames(profile, profiling);
 }
 
 struct DoctorArguments : DoctorOptions {
@@ -210,6 +236,11 @@ void AddSlack(CLI::App& app, Action& chosen) {
       app, chosen, Slack, "slack",
       "Show from a pipeline's recorded instructions its longest path and when each stage waits");
   slack.add_option("files", options.files, "instructions-<rank>.csv of all ranks")->required();
+  slack.add_option("--energy", options.energy,
+                   "time-energy-<rank>.csv of all ranks: what each stage spends while it waits; or a CSV file of each "
+                   "stage's times and energies by clock: the slowest clocks that leave the longest path as it is");
+  slack.add_option("--waiting-watts", options.waiting_watts, "What a rank's GPU draws while it waits")
+      ->check(CLI::Range(0.0, 1e6));
 }
 
 /// A path that a command reads: it may also be a checkpoint's folder.
@@ -236,11 +267,6 @@ void AddReaders(CLI::App& app, Action& chosen) {
       AddCommand<ReadOptions>(app, chosen, Show, "show", "Show names, shapes and values; reads no tensor data");
   AddPath(show, "path", showing.path, kSideHelp)->required();
   AddStep(show, showing.step, "The step to show, if the path is a root");
-  slack.add_option("--energy", options.energy,
-                   "time-energy-<rank>.csv of all ranks: what each stage spends while it waits; or a CSV file of each "
-                   "stage's times and energies by clock: the slowest clocks that leave the longest path as it is");
-  slack.add_option("--waiting-watts", options.waiting_watts, "What a rank's GPU draws while it waits")
-      ->check(CLI::Range(0.0, 1e6));
 
   const auto [verify, verifying] =
       AddCommand<ReadOptions>(app, chosen, Verify, "verify", "Read every byte and check its checksum");
@@ -328,7 +354,9 @@ void AddRemoveAndPin(CLI::App& app, Action& chosen) {
 /// Without "--", options of the command would be taken for those of `cairn profile`.
 bool LacksDashes(int argc, char** argv) {
   const std::vector<std::string_view> words(argv, argv + argc);
-  return words.size() > 2 && words[1] == "profile" && std::ranges::find(words, "--") == words.end();
+  return words.size() > 2 && words[1] == "profile" && std::ranges::find(words, "--") == words.end() &&
+         std::ranges::none_of(words,
+                              [](std::string_view word) { return word == "--all" || word.starts_with("--all="); });
 }
 
 int Run(int argc, char** argv) {
@@ -356,8 +384,9 @@ int Run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    if (LacksDashes(argc, argv)) return ReportError(no_dashes);
-    if (const Status unknown = CheckWords(app, argc, argv); !unknown.ok()) return ReportError(unknown);
+    const Status unknown = CheckWords(app, argc, argv);
+    if (LacksDashes(argc, argv) && (unknown.ok() || !FirstIsUnknown(app, argv[2]))) return ReportError(no_dashes);
+    if (!unknown.ok()) return ReportError(unknown);
     app.exit(error);
     return kFailed;
   }

@@ -24,7 +24,9 @@ namespace cairn::tools {
 namespace {
 
 struct ProfileRequest {
+  /// Without what depends on the budget.
   CommandOptions command;
+  ProfileOptions options;
   ProfileLimits limits;
   Budget full;
   std::vector<Budget> checks;
@@ -47,10 +49,71 @@ Result<Budget> ParseCheck(const std::string& text, const Budget& full) {
   return budget;
 }
 
+/// The command at so many cores, as Synergy's launcher starts it: under torchrun, with what is handed on to the job.
+std::vector<std::string> CommandAt(const ProfileOptions& options, double cores) {
+  std::vector<std::string> words;
+  auto begin = options.command.begin();
+  const int ranks = options.num_gpus.value_or(1);
+  if (options.num_gpus || options.nodes) {
+    words = {"torchrun", fmt::format("--nnodes={}", options.nodes.value_or(1)),
+             fmt::format("--node-rank={}", options.node_rank.value_or(0))};
+    if (!options.master_address.empty()) words.push_back("--master-addr=" + options.master_address);
+    if (options.master_port) words.push_back(fmt::format("--master-port={}", *options.master_port));
+    words.push_back(fmt::format("--nproc-per-node={}", ranks));
+    const std::string first = std::filesystem::path(*begin).filename();
+    if (first.starts_with("python") && begin + 1 != options.command.end()) ++begin;  // torchrun starts it.
+  }
+  words.insert(words.end(), begin, options.command.end());
+  if (options.workers) {
+    const auto share = static_cast<std::uint64_t>(std::max(1.0, cores / ranks));
+    words.push_back(fmt::format("--workers={}", std::min(*options.workers, share)));
+  }
+  if (options.batch) {
+    words.emplace_back("-b");
+    words.push_back(fmt::to_string(*options.batch));
+  }
+  if (options.max_iterations) {
+    words.push_back(fmt::format("--max_iterations={}", options.warm_up + *options.max_iterations + 1));
+  }
+  if (!options.job_name.empty() && !options.data.empty() &&
+      std::ranges::none_of(options.command, [](const std::string& word) { return word.starts_with("--data"); })) {
+    words.push_back("--data=" + options.data[0]);
+  }
+  return words;
+}
+
+Status CheckSynergysNames(const ProfileOptions& options) {
+  if (!options.docker_image.empty() || !options.container_mount.empty()) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "--docker-img and --container-mnt: expected none, because no container is started; by hand: docker run --rm "
+        "-it --gpus all --ipc=host --network=host --privileged --mount type=bind,src=/,target={} {} cairn profile "
+        "...",
+        options.container_mount.empty() ? "/host" : options.container_mount,
+        options.docker_image.empty() ? "IMAGE" : options.docker_image);
+  }
+  if (options.command.empty()) {
+    return {StatusCode::kInvalidArgument,
+            "profile: expected the command behind --, such as: cairn profile -- python train.py"};
+  }
+  if (options.num_gpus || options.nodes) return Status::Ok();
+  if (!options.node_rank && options.master_address.empty() && !options.master_port) return Status::Ok();
+  return {StatusCode::kInvalidArgument,
+          "--node_rank, --master_addr and --master_port: expected --num-gpus or --nnodes beside them, found neither"};
+}
+
+/// Of memory, without a unit in GB, as Synergy means it: no job runs in so few bytes.
+Result<std::uint64_t> ParseMemory(const std::string& text) {
+  constexpr std::uint64_t kMostGigabytes = 65536;
+  const std::optional<std::uint64_t> number = ParseStep(text);
+  return ParseSize("--memory", number && *number > 0 && *number < kMostGigabytes ? text + "GB" : text);
+}
+
 Result<ProfileRequest> Parse(const ProfileOptions& options) {
+  CAIRN_RETURN_IF_ERROR(CheckSynergysNames(options));
   ProfileRequest request;
+  request.options = options;
   CommandOptions& command = request.command;
-  command.command = options.command;
   command.stopped = CatchInterruptions();
   command.counting = {.pattern = options.pattern, .warm_up = options.warm_up, .iterations = options.iterations};
   if (!options.means.empty() && options.pattern.empty()) {
@@ -63,6 +126,10 @@ Result<ProfileRequest> Parse(const ProfileOptions& options) {
   constexpr const char* kLongest = "1d";
   CAIRN_ASSIGN_OR_RETURN(const auto least, ParseTime("--least-time", options.least_time, "0", kLongest));
   command.counting.least_seconds = std::chrono::duration<double>(least).count();
+  if (options.max_iterations) {  // The job ends after them.
+    command.counting.iterations = *options.max_iterations;
+    command.counting.least_seconds = 0;
+  }
   CAIRN_ASSIGN_OR_RETURN(command.timeout, ParseTime("--timeout", options.timeout, "0", kLongest));
   const double all = CountCores();
   request.full.cores = options.cores.value_or(all);
@@ -72,7 +139,7 @@ Result<ProfileRequest> Parse(const ProfileOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(request.limits.least_memory_bytes, ParseSize("--least-memory", options.least_memory));
   request.full.memory_bytes = FindMemory().available;
   if (!options.memory.empty()) {
-    CAIRN_ASSIGN_OR_RETURN(request.full.memory_bytes, ParseSize("--memory", options.memory));
+    CAIRN_ASSIGN_OR_RETURN(request.full.memory_bytes, ParseMemory(options.memory));
   }
   if (request.full.memory_bytes == 0 || request.limits.least_memory_bytes == 0) {
     return Error(StatusCode::kInvalidArgument, "--memory and --least-memory: expected at least 1 byte, found 0");
@@ -126,7 +193,8 @@ Status DropCache(const std::vector<std::string>& data) {
 class Profiling {
  public:
   explicit Profiling(ProfileRequest request) : request_(std::move(request)) {
-    file_.command = request_.command.command;
+    file_.command = CommandAt(request_.options, request_.full.cores);
+    file_.job = request_.options.job_name;
     file_.profile.full = request_.full;
   }
 
@@ -187,6 +255,7 @@ class Profiling {
     Profile& profile = file_.profile;
     CAIRN_RETURN_IF_ERROR(DropCache(request_.data));
     CommandOptions command = request_.command;
+    command.command = CommandAt(request_.options, budget.cores);
     command.budget = budget;
     CAIRN_ASSIGN_OR_RETURN(const MeasuredCommand measured, MeasureCommand(command));
     if (!measured.rate && profile.samples.empty()) {

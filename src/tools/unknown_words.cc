@@ -57,6 +57,11 @@ std::vector<std::string> OptionNames(const CLI::App& app) {
   return names;
 }
 
+bool IsOption(const std::string& word) {
+  const bool is_number = word.size() > 1 && (word[1] == '.' || (word[1] >= '0' && word[1] <= '9'));
+  return word.size() > 1 && word[0] == '-' && word != "--" && !is_number;
+}
+
 }  // namespace
 
 Status CheckWords(const CLI::App& app, int argc, char** argv) {
@@ -70,9 +75,16 @@ Status CheckWords(const CLI::App& app, int argc, char** argv) {
   }
   const CLI::App& last = used.empty() ? app : *used.front();
   for (const std::string& word : last.remaining()) {
-    if (word.starts_with("--")) return Unknown("option", word.substr(0, word.find('=')), OptionNames(last));
+    if (IsOption(word)) return Unknown("option", word.substr(0, word.find('=')), OptionNames(last));
   }
   return Status::Ok();
+}
+
+bool FirstIsUnknown(const CLI::App& app, const std::string& first) {
+  const std::vector<CLI::App*> used = app.get_subcommands();
+  if (used.empty() || !IsOption(first)) return false;
+  const std::vector<std::string> unknown = used.front()->remaining();
+  return std::ranges::find(unknown, first) != unknown.end();
 }
 
 }  // namespace cairn::tools

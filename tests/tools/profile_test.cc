@@ -136,6 +136,60 @@ TEST_F(ProfileCommandTest, PrintsWhatAFullDiskDoesNotTake) {
   EXPECT_THAT(ran.out, AllOf(HasSubstr("knee"), HasSubstr("nowhere")));
 }
 
+constexpr const char* kEndlessSteps = "i=0; while :; do i=$((i+1)); echo step $i; done";
+
+// As in its run-cnns.sh. Here torchrun only tells what it was started with.
+TEST_F(ProfileCommandTest, StartsTheJobAndHandsOnAsSynergyDoes) {
+  const std::string words = folder_ / "words";
+  WriteWholeFile(folder_ / "torchrun", "#!/bin/sh\necho \"$@\" >>'" + words + "'\n" + kEndlessSteps + "\n");
+  std::filesystem::permissions(folder_ / "torchrun", std::filesystem::perms::owner_all);
+
+  const Ran ran = RunShell("PATH='" + folder_.path() + "':\"$PATH\" '" CAIRN_CLI "' profile --out='" + out_ +
+                           "' --job-name alexnet --cpu 1 --least-cores 1 --cores-only --warm-up 3 --max-iterations 10 "
+                           "--num-gpus 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 --master_port 29501 -b 512 "
+                           "--workers 3 --data '" +
+                           folder_.path() + "' -- python train.py -a alexnet");
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(Written()["job"], "alexnet");
+  EXPECT_EQ(
+      ReadWholeFile(words),
+      "--nnodes=1 --node-rank=0 --master-addr=127.0.0.1 --master-port=29501 --nproc-per-node=2 train.py -a alexnet "
+      "--workers=1 -b 512 --max_iterations=14 --data=" +
+          folder_.path() + "\n");
+}
+
+TEST_F(ProfileCommandTest, ProfilesAListOfJobsIntoOneTable) {
+  const std::string list = folder_ / "jobs.txt";
+  const std::string options = "--cores 1 --least-cores 1 --cores-only --warm-up 1 --iterations 3 --least-time 0 ";
+  WriteWholeFile(list, "# Two jobs, and one that fails.\n\n" + options + "--job-name one -- sh -c '" + kEndlessSteps +
+                           "'\n" + options + "--job-name two -- sh -c '" + kEndlessSteps + "'\n" + options +
+                           "-- false\n");
+
+  const Ran ran = RunProgram(CAIRN_CLI, {"profile", "--all", list, "--out", out_});
+
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("JOB "), HasSubstr("one "), HasSubstr("two ")));
+  EXPECT_THAT(ran.err, HasSubstr("jobs.txt:5: exit status 2"));
+  EXPECT_EQ(Written()["jobs"].size(), 2U);
+  EXPECT_EQ(Written()["jobs"][1]["job"], "two");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 2);
+}
+
+TEST_F(ProfileCommandTest, SaysHowToStartAContainerByHand) {
+  EXPECT_THAT(ProfileShell("true", {"--docker-img=nvcr.io/pytorch:21.11", "--container-mnt=/datadrive/"}).err,
+              HasSubstr("by hand: docker run --rm -it --gpus all --ipc=host --network=host --privileged --mount "
+                        "type=bind,src=/,target=/datadrive/ nvcr.io/pytorch:21.11 cairn profile ..."));
+}
+
+TEST_F(ProfileCommandTest, NamesAnUnknownOptionAndNotTheWordAfterIt) {
+  EXPECT_THAT(ProfileShell("true", {"--str-bw", "5"}).err, HasSubstr("unknown option \"--str-bw\""));
+  EXPECT_THAT(ProfileShell("true", {"-z", "5"}).err, HasSubstr("unknown option \"-z\""));
+  EXPECT_THAT(RunProgram(CAIRN_CLI, {"profile", "--num-gpu", "1", "train.py"}).err,
+              HasSubstr("unknown option \"--num-gpu\"; did you mean --num-gpus?"));
+  EXPECT_THAT(ProfileShell("true", {"--node_rank", "1"}).err, HasSubstr("expected --num-gpus or --nnodes beside them"));
+}
+
 TEST_F(ProfileCommandTest, CountsWhatAPatternMatches) {
   const std::string script = "while :; do echo batch done; done";
 
@@ -179,7 +233,7 @@ TEST_F(ProfileCommandTest, SaysWhatIsWrongWithACommand) {
   refused(ProfileShell("", {"--check=half"}), "--check: expected");
   refused(ProfileShell("", {"--memory=0"}), "expected at least 1 byte");
   refused(ProfileShell("", {"--means=line"}), "--means: expected --pattern");
-  refused(RunProgram(CAIRN_CLI, {"profile"}), "command is required");
+  refused(RunProgram(CAIRN_CLI, {"profile"}), "expected the command behind --");
   refused(RunProgram(CAIRN_CLI, {"profile", "--out=/no/such/folder/profile.json", "--cores-only", "--cores=1",
                                  "--least-time=0", "--", "sh", "-c", "while :; do echo step $((i=i+1)); done"}),
           "writing /no/such/folder/profile.json.part");
