@@ -384,31 +384,41 @@ void TreeTensors::MarkFrozen(LastSave& last) {
     }
     last.stepped.clear();
   }
+  auto part = seen_.parts.begin();
   for (const auto& [place, one] : last.frozen_at) {
     const py::handle tensor = given_[place].tensor;
-    if (torch_ == nullptr || !tensor || !torch_->Knows(tensor)) continue;
-    const std::int64_t writes = torch_->Version(tensor);
-    const void* const counter = torch_->VersionCounter(tensor);
-    const py::object storage = torch_->Storage(tensor);
-    if (writes == TorchReader::kNoVersion || counter == nullptr || !storage) continue;
-    py::object id = storage.attr("_cdata");
-    if (one->version == 0 || one->data != given_[place].data || one->writes != writes || one->counter != counter ||
-        !id.equal(one->storage_id)) {
-      one->version = 0;
-      if (py::hasattr(tensor, "_cairn_copy") || !IsAloneInItsMemory(place, storage)) continue;
-      py::object held = torch_->HoldVersionCounter(tensor);
-      if (!held) continue;
-      *one = {.version = ++last.frozen_version,
-              .data = given_[place].data,
-              .writes = writes,
-              .counter = counter,
-              .held_counter = std::move(held),
-              .weak_storage = py::module_::import("torch.multiprocessing.reductions").attr("StorageWeakRef")(storage),
-              .storage_id = std::move(id),
-              .save = one->save};
-    }
-    seen_.tensors[place].frozen = one->version;
+    if (!tensor) continue;
+    while (part != seen_.parts.end() && part->first < place) ++part;
+    const bool is_part = part != seen_.parts.end() && part->first == place;
+    one->version = is_part ? 0 : VersionOf(place, *one, last);
+    const bool is_copy = one->version == 0 && !is_part && py::hasattr(tensor, "_cairn_copy");
+    seen_.tensors[place].frozen = one->version != 0 || is_copy ? one->version : kUncounted;
   }
+}
+
+// 0 if nobody counts what is written into it.
+std::uint64_t TreeTensors::VersionOf(std::size_t place, Frozen& one, LastSave& last) const {
+  const py::handle tensor = given_[place].tensor;
+  if (torch_ == nullptr || !torch_->Knows(tensor)) return 0;
+  const std::int64_t writes = torch_->Version(tensor);
+  const void* const counter = torch_->VersionCounter(tensor);
+  const py::object storage = torch_->Storage(tensor);
+  if (writes == TorchReader::kNoVersion || counter == nullptr || !storage) return 0;
+  py::object id = storage.attr("_cdata");
+  const bool same = one.data == given_[place].data && one.writes == writes && one.counter == counter;
+  if (one.version != 0 && same && id.equal(one.storage_id)) return one.version;
+  if (py::hasattr(tensor, "_cairn_copy") || !IsAloneInItsMemory(place, storage)) return 0;
+  py::object held = torch_->HoldVersionCounter(tensor);
+  if (!held) return 0;
+  one = {.version = ++last.frozen_version,
+         .data = given_[place].data,
+         .writes = writes,
+         .counter = counter,
+         .held_counter = std::move(held),
+         .weak_storage = py::module_::import("torch.multiprocessing.reductions").attr("StorageWeakRef")(storage),
+         .storage_id = std::move(id),
+         .save = one.save};
+  return one.version;
 }
 
 void TreeTensors::NoteStep(LastSave& last, const TorchReader& torch, py::handle groups, py::handle state) {
@@ -450,17 +460,18 @@ Result<State> TreeTensors::Build(LastSave& last) {
     const auto shape_begin = seen_.extents.begin() + static_cast<std::ptrdiff_t>(extents_begin);
     const auto shape_end = shape_begin + tensor.dense.dimensions;
     const auto extents_end = seen_.extents.begin() + static_cast<std::ptrdiff_t>(tensor.extents_end);
-    CAIRN_RETURN_IF_ERROR(state.Add(seen_.names.substr(name_begin, tensor.name_end - name_begin),
-                                    {.data = tensor.dense.data,
-                                     .dtype = tensor.dense.dtype,
-                                     .shape = {shape_begin, shape_end},
-                                     .strides = {shape_end, extents_end},
-                                     .device = {.kind = tensor.dense.cuda < 0 ? DeviceKind::kCpu : DeviceKind::kCuda,
-                                                .index = std::max(tensor.dense.cuda, 0)},
-                                     .bytes = tensor.bytes,
-                                     .part = has_part ? std::optional((part++)->second) : std::nullopt,
-                                     .frozen = tensor.frozen != 0,
-                                     .version = tensor.frozen}));
+    CAIRN_RETURN_IF_ERROR(
+        state.Add(seen_.names.substr(name_begin, tensor.name_end - name_begin),
+                  {.data = tensor.dense.data,
+                   .dtype = tensor.dense.dtype,
+                   .shape = {shape_begin, shape_end},
+                   .strides = {shape_end, extents_end},
+                   .device = {.kind = tensor.dense.cuda < 0 ? DeviceKind::kCpu : DeviceKind::kCuda,
+                              .index = std::max(tensor.dense.cuda, 0)},
+                   .bytes = tensor.bytes,
+                   .part = has_part ? std::optional((part++)->second) : std::nullopt,
+                   .frozen = tensor.frozen != 0,
+                   .version = tensor.frozen == kUncounted ? std::nullopt : std::optional(tensor.frozen)}));
     name_begin = tensor.name_end;
     extents_begin = tensor.extents_end;
   }

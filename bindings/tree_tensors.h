@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -32,7 +33,7 @@ class TreeTensors {
     std::size_t name_end = 0;     // In names; it begins where the one before ends.
     std::size_t extents_end = 0;  // In extents; the strides, where there are any, follow the shape.
     std::uint64_t bytes = 0;
-    std::uint64_t frozen = 0;  // TensorView::version; 0: it is not frozen.
+    std::uint64_t frozen = 0;  // TensorView::version, or kUncounted; 0: it is not frozen.
     friend bool operator==(const Tensor&, const Tensor&) = default;
   };
   // Everything in three blocks, because what the last save left is in no cache any more.
@@ -43,9 +44,10 @@ class TreeTensors {
     std::vector<std::pair<std::size_t, TensorPart>> parts;  // By place in tensors, ascending.
     friend bool operator==(const Seen&, const Seen&) = default;
   };
+  static constexpr std::uint64_t kUncounted = std::numeric_limits<std::uint64_t>::max();
   // A frozen tensor, and what tells that it is the same and was not written.
   struct Frozen {
-    std::uint64_t version = 0;  // 0: it is written with the rest, or a step has written it.
+    std::uint64_t version = 0;  // 0: nobody counts, or a step has written it.
     const void* data = nullptr;
     std::int64_t writes = 0;  // TorchReader::Version.
     const void* counter = nullptr;
@@ -109,10 +111,13 @@ class TreeTensors {
   pybind11::object MatchAll(const pybind11::list& keys, const pybind11::list& nodes, const pybind11::dict& like,
                             std::string_view prefix, const StoredTensors& stored);
 
-  /// Build says of each plain torch tensor that it is frozen if `names.match(name)` is not None: torch counts what is
-  /// written into it. Its version changes with that count, with its address and storage, if another count takes over,
-  /// and after a step of an optimizer that has written it. What lies in a larger memory is not frozen, because others
-  /// may write that, and neither is a copy that a save has made. The same object matches the same names.
+  /// Build says of each tensor that it is frozen if `names.match(name)` is not None, but not of a copy that a save has
+  /// made. The same object matches the same names.
+  ///
+  /// A plain torch tensor has a version: torch counts what is written into it. That changes with the count, with its
+  /// address and storage, if another count takes over, and after a step of an optimizer that has written it. Others
+  /// have none: parts, which are written through what they are parts of; what lies in a larger memory, which others may
+  /// write; inference tensors; arrays.
   void Freeze(pybind11::object names) { frozen_by_ = std::move(names); }
 
   /// Which of these tensors and `more` lie in the same memory, by name: ([(first, tied to it), ...], (a, b) or None).
@@ -162,6 +167,7 @@ class TreeTensors {
   [[nodiscard]] bool HasSameNames(const Seen& other) const;
   void MarkFrozen(LastSave& last);
   [[nodiscard]] bool IsAloneInItsMemory(std::size_t place, const pybind11::object& storage) const;
+  [[nodiscard]] std::uint64_t VersionOf(std::size_t place, Frozen& one, LastSave& last) const;
   void Prefetch(std::span<PyObject* const> values, std::size_t at) const;
   /// Adds a tensor that was read, whose shape is appended already.
   void AddRead(std::string_view prefix, std::string_view key, Tensor tensor, pybind11::handle value, std::int64_t room);
