@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _protect, _tree
@@ -215,12 +216,13 @@ class Checkpointer:
         counts.
 
         `frozen` says what training does not change: True for the parameters of the tree's modules that have
-        requires_grad=False, or patterns of names as `replicated` has them. The first save writes these torch tensors
-        into a file of their own. The checkpoints that follow have a hard link to it: every folder is whole, and a save
-        costs only what changes. A tensor is written again if torch has counted a write into it, if an optimizer has
-        stepped it, or if it has other memory. Writes that torch does not count (through `.data`, by numpy, by a kernel
-        of your own) are not seen until the file is written anew, after 49 links, and without checksums never. Less than
-        1 MiB is written with the rest. Versions of cairn from before this refuse such checkpoints.
+        requires_grad=False, or patterns of names as `replicated` has them. The first save writes these tensors into a
+        file of their own. The checkpoints that follow have a hard link to it: every folder is whole, and a save costs
+        only what changes. A tensor is written again if torch has counted a write into it, if an optimizer has stepped
+        it, or if it has other memory. Writes that torch does not count (through `.data`, by numpy, by a kernel of your
+        own) are not seen until the file is written anew, after 49 links, and without checksums never. Where torch counts
+        nothing (inference tensors, views of a larger memory, numpy arrays) each save copies what is frozen, and compares
+        checksums. Less than 1 MiB is written with the rest. Versions of cairn from before this refuse such checkpoints.
 
         `metadata` (plain values) and `metrics` (numbers) are kept beside the tree: `checkpoints` has them, and
         `keep_best` chooses by a metric. In a group rank 0's count.
@@ -237,7 +239,7 @@ class Checkpointer:
             nonlocal replicas
             after.extend(several("streams", streams))
             text = _tree.flatten(tree, tensors)
-            self._engine.freeze(tensors, frozen, tree, text)
+            self._engine.freeze(tensors, frozen, tree, partial(replication.unmatched, text=text))
             values, replicas = self._engine.replica_arguments(step, tree, text, tensors, replicated, after)
             about = described(metadata, metrics) if self._engine.ranks.rank == 0 else []
             return [("tree", text), *values, *about]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import threading
 import time
 import weakref
@@ -231,7 +232,7 @@ class Engine:
         if self.ranks.world == 1 and not self.replicated and not more:
             return [], replication.NOTHING
         rules = self.replicated | replication.Rules.of(more)
-        self._warn_of_unmatched("replicated", rules.given, text)
+        self._warn_of_unmatched("replicated", rules.given, partial(replication.unmatched, text=text))
         return self.comparison.arguments(step, tree, text, rules, tensors, streams, buffers)
 
     def freeze(
@@ -239,18 +240,20 @@ class Engine:
         tensors: tree_tensors.TensorCollector,
         frozen: bool | str | Iterable[str] | FrozenNames,
         tree: Any,
-        text: str,
+        unmatched: Callable[[Iterable[str]], list[str]],
+        named: Callable[[FrozenNames | re.Pattern[str]], FrozenNames | re.Pattern[str]] = lambda found: found,
     ) -> None:
-        """Some tensors of the tree, whose text this is, do not change: see Checkpointer.save. A plug that knows their names
-        gives these."""
+        """Some tensors of the tree do not change: see Checkpointer.save. A plug that knows their names gives these.
+        `unmatched` returns the patterns that match no tensor; `named` what the tensors' names are asked if they are not
+        those of a tree."""
         for optimizer in _protect.captured_optimizers():
             self.core.note_step(optimizer.param_groups, optimizer.state)
         if isinstance(frozen, FrozenNames):
-            tensors.core.freeze(frozen)
+            tensors.core.freeze(named(frozen))
         elif frozen is True:
             found = self._frozen.of(tree)
             if found.names:
-                tensors.core.freeze(found)
+                tensors.core.freeze(named(found))
             elif not self._has_frozen:
                 _log.warning(
                     "%s: frozen=True froze nothing: no module of the tree has a parameter with requires_grad=False. "
@@ -260,16 +263,18 @@ class Engine:
                 )
             self._has_frozen = True
         elif patterns := replication.patterns_of("frozen", frozen or ()):
-            self._warn_of_unmatched("frozen", patterns, text)
-            tensors.core.freeze(replication.expression(patterns))
+            self._warn_of_unmatched("frozen", patterns, unmatched)
+            tensors.core.freeze(named(replication.expression(patterns)))
 
-    def _warn_of_unmatched(self, option: str, patterns: Iterable[str], text: str) -> None:
+    def _warn_of_unmatched(
+        self, option: str, patterns: Iterable[str], unmatched: Callable[[Iterable[str]], list[str]]
+    ) -> None:
         """Once for each pattern that the caller gave, at its first save: it may be misspelt."""
         new = [pattern for pattern in patterns if (option, pattern) not in self._patterns]
         if not new:
             return
         self._patterns.update((option, pattern) for pattern in new)
-        for pattern in replication.unmatched(new, text):
+        for pattern in unmatched(new):
             who = f"rank {self.ranks.rank}" if self.ranks.world > 1 else "this process"
             _log.warning('%s: %s: "%s" matches nothing that %s saves', self.root, option, pattern, who)
 

@@ -238,7 +238,7 @@ class TrainerMixin(_Base):
             def read_files() -> Files:  # Those of an adapter would be made of its weights.
                 return {} if is_adapter(self.model) else self._files(trainer["state"])
 
-            run.save_sharded(step, self.model, self.optimizer, trainer, own, read_files)
+            run.save_sharded(step, self.model, self.optimizer, trainer, own, read_files, self._links())
         else:
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
             run.save(step, self._gather, [name for name, _ in model.named_buffers()])
@@ -250,9 +250,12 @@ class TrainerMixin(_Base):
         parts = {"optimizer": self.optimizer.state_dict(), **{key: trainer.pop(key) for key in ("scheduler", "scaler")}}
         trainer["frozen"] = self._frozen.of(self.model) if self._only_trainable() else None
         weights, frozen = weights_of(self.model, self._only_trainable())
-        links = is_adapter(self.model) if self._links_frozen is None else self._links_frozen
         tree = {**weights, TRAINER: trainer | pack(parts), RANK: pack(own)}
-        return tree, files, frozen if links else frozenset()
+        return tree, files, frozen if self._links() else frozenset()
+
+    def _links(self) -> bool:
+        """Whether frozen parameters that are saved are written once."""
+        return is_adapter(self.model) if self._links_frozen is None else self._links_frozen
 
     def _files(self, state: str) -> Files:
         """Of the checkpoint's folder: config, tokenizer and trainer_state.json."""

@@ -87,8 +87,7 @@ TEST(BenchTrainingTest, NamesAScaleThatFitsBeforeRunning) {
 TEST(BenchTrainingTest, NamesAScaleOfAModelThatFits) {
   const TempDir directory;
 
-  const Ran run =
-      BenchTraining("--strategy cairn --model gpt3-175b --iteration-seconds 9 --dir " + directory.path());
+  const Ran run = BenchTraining("--strategy cairn --model gpt3-175b --iteration-seconds 9 --dir " + directory.path());
 
   EXPECT_EQ(run.code, 2);
   EXPECT_THAT(run.err, HasSubstr("would fit"));

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -112,6 +112,7 @@ def save(
     planner: Any = None,
     process_group: Any = None,
     no_dist: bool = False,
+    frozen: bool | str | Iterable[str] = (),
     **options: Any,
 ) -> Any:
     """torch.distributed.checkpoint.save, through Cairn: `checkpoint_id` is a path that ends with the step's number.
@@ -120,8 +121,12 @@ def save(
     "runs/a/epoch-". A step that is there is replaced. With a storage_writer it goes to that, as DCP's own call does.
     Nothing is pickled, unless by a planner. Without one, ranks exchange no plan, and it returns None. A failure of Cairn's
     own is raised as that, on all ranks, and not within DCP's CheckpointException.
+
+    `frozen` as for Checkpointer.save: True for the parameters with requires_grad=False of the modules at the top of the
+    state dict, or patterns of names. Nobody counts what is written into a DTensor: each save compares it with what is on
+    the disk, and links that if it is the same.
     """
-    writer, place = _writer(state_dict, checkpoint_id, storage_writer, process_group, no_dist)
+    writer, place = _writer(state_dict, checkpoint_id, storage_writer, process_group, no_dist, frozen)
     if _needs_no_plan(writer, planner, options):
         saving = _start(state_dict, writer, **place)
         try:
@@ -143,11 +148,12 @@ def async_save(
     planner: Any = None,
     process_group: Any = None,
     no_dist: bool = False,
+    frozen: bool | str | Iterable[str] = (),
     **options: Any,
 ) -> Any:
     """torch.distributed.checkpoint.async_save, through Cairn; see `save`. Nothing is copied in the call: the tensors
     must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that."""
-    writer, place = _writer(state_dict, checkpoint_id, storage_writer, process_group, no_dist)
+    writer, place = _writer(state_dict, checkpoint_id, storage_writer, process_group, no_dist, frozen)
     if _needs_no_plan(writer, planner, options):
         return _answer(_start(state_dict, writer, **place))
     planner = planner or SavePlanner()
@@ -242,7 +248,12 @@ def parse_path(checkpoint_id: Any) -> tuple[str, int]:
 
 
 def _writer(
-    state: Mapping[str, Any], checkpoint_id: Any, storage_writer: Any, process_group: Any, no_dist: bool
+    state: Mapping[str, Any],
+    checkpoint_id: Any,
+    storage_writer: Any,
+    process_group: Any,
+    no_dist: bool,
+    frozen: bool | str | Iterable[str],
 ) -> tuple[Any, dict[str, Any]]:
     """The writer of a save, one for the path unless one is given, and where it saves, as DCP's calls take it."""
     if not storage_writer:
@@ -250,10 +261,13 @@ def _writer(
         with _lock:
             known = _open(root, process_group, no_dist, {})
             assert known.checkpointer is not None
-            storage_writer = StorageWriter(known.checkpointer, step, replace=True)
+            storage_writer = StorageWriter(known.checkpointer, step, replace=True, frozen=frozen)
             known.users.add(storage_writer)
         checkpoint_id = None
+    elif frozen:
+        raise InvalidArgument("frozen: give it to the storage_writer")
     if isinstance(storage_writer, StorageWriter):
+        storage_writer._frozen.look_at(state)
         storage_writer._optimizers = class_names(classes_in(state))
         storage_writer._given = {} if type(state) is dict else state
     return storage_writer, {"checkpoint_id": checkpoint_id, "process_group": process_group, "no_dist": no_dist}
@@ -276,7 +290,7 @@ def _start(
         raise
     Uploads.of(checkpointer).wait_for_step(step)
     check = partial(_check_ranks, checkpointer, process_group, no_dist)
-    return start_save(checkpointer, step, state, replace=writer._replace, check=check)
+    return start_save(checkpointer, step, state, replace=writer._replace, check=check, frozen=writer._frozen)
 
 
 def _check_ranks(checkpointer: Checkpointer, process_group: Any, no_dist: bool) -> None:

@@ -27,6 +27,7 @@ from .classes import Classes, class_names, classes_in, state_kept
 from .compare import BUFFER
 from .containers import made_with_metadata, metadata_of
 from .failures import own_errors
+from .frozen import Frozen
 from .items import Items
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
@@ -41,6 +42,7 @@ def start_save(
     *,
     replace: bool = False,
     check: Callable[[], None] = lambda: None,
+    frozen: Frozen | None = None,
 ) -> Save:
     """Starts a save of what dcp.save would write; as Checkpointer.save, whose errors it raises.
 
@@ -59,7 +61,7 @@ def start_save(
         return dict(zip(keys, taken, strict=True)), {}
 
     given = {} if type(state) is dict else state
-    return start_save_of(checkpointer, step, gather, replace=replace, optimizers=optimizers, given=given)
+    return start_save_of(checkpointer, step, gather, replace=replace, optimizers=optimizers, given=given, frozen=frozen)
 
 
 def start_save_of(
@@ -72,6 +74,7 @@ def start_save_of(
     is_buffer: Callable[[str], bool] | None = None,
     optimizers: Classes | None = None,
     given: Mapping[str, Any] | None = None,
+    frozen: Frozen | None = None,
 ) -> Save:
     """The same for what `gather` returns: a state dict, and values by name, which keep their dicts and lists and of which
     rank 0's are written. What `gather` raises on one rank, every rank raises. `is_buffer` tells
@@ -80,6 +83,7 @@ def start_save_of(
     plain dict: what it has beside its items is kept, or refused.
     """
     shares = Uploads.of(checkpointer).shares
+    fqns: list[str] = []
 
     def items() -> Items:
         state, values = gather()
@@ -99,10 +103,14 @@ def start_save_of(
         found.optimizers = class_names(optimizers or {})
         found.check_storable()
         found.keep_own(checkpointer._engine.per_rank, checkpointer.rank)
+        fqns.extend(found.paths)
         return found
 
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:
-        return [("dcp", shares.select(items, step).add_to(sink))]
+        text = shares.select(items, step).add_to(sink)
+        if frozen is not None:
+            frozen.add_to(sink, checkpointer, fqns)
+        return [("dcp", text)]
 
     return checkpointer._engine.start(step, fill, replace=replace, hold=hold)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from .._tree.taken import copied
 from .._tree.tensors import TensorCollector
 from .compare import Layouts
 from .containers import metadata_of
+from .frozen import Frozen
 from .groups import refuse_default_group
 from .items import Items, Piece, is_step, memory_of, parse_step
 from .plain_values import Form, Held, Key, check_storable, held_values, large_arrays
@@ -43,7 +44,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     """Writes one checkpoint: `step` of the Checkpointer's root. It is the stager of `dcp.async_save` too.
 
     The Checkpointer's group has the ranks that DCP saves with; they save the same steps in the same order. `dcp.save`
-    may take the step as its checkpoint_id instead. `replace` as for Checkpointer.save.
+    may take the step as its checkpoint_id instead. `replace` and `frozen` as for Checkpointer.save; True means the modules
+    at the top of the state dict, which DCP's own calls do not show: give these patterns.
 
     With `dcp.async_save` the engine reads the tensors themselves, without a copy of the state: they must not be
     overwritten before `staging_completion`; Checkpointer.fence and protect wait for it. Values are kept as they are in
@@ -53,7 +55,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     # Read by DCP, as for its own stagers: whether async_save calls synchronize_staging before it returns.
     _synchronize_after_execute = not _STAGE_GIVES_FUTURE
 
-    def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        step: int | None = None,
+        *,
+        replace: bool = False,
+        frozen: bool | str | Iterable[str] = (),
+    ) -> None:
         self._staged: Items | None = None  # All that this rank holds, whichever rank writes it.
         self._save: Save | None = None
         self._upload: Upload | None = None  # Of the save that was staged last.
@@ -64,6 +73,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._planned: Sequence[WriteItem] | None = None  # All that this rank holds, as the planner sees it.
         self._step = step if step is None else parse_step(step)
         self._replace = replace
+        self._frozen = Frozen(frozen)
         self._optimizers: dict[str, list[str]] = {}  # Of the state dict, where that is known. See Items.
         self._given: Mapping[str, Any] = {}  # That itself, likewise, if it is no plain dict.
 
@@ -254,7 +264,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         uploads.wait_for_step(step)
 
         def fill(sink: TensorCollector) -> list[tuple[str, str]]:
-            return [("dcp", gather().add_to(sink))]
+            items = gather()
+            text = items.add_to(sink)
+            self._frozen.add_to(sink, checkpointer, items.paths if self._staged is None else self._staged.paths)
+            return [("dcp", text)]
 
         hold = checkpointer._engine.group_timeout * (1 + Uploads.in_flight()) if staged else 0.0
         save = checkpointer._engine.start(step, fill, replace=self._replace, hold=hold)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .. import _tree
 from .._best import KINDS
 from .._checkpointer import Checkpointer
 from .._errors import FailedPrecondition, NotFound, unless_disk_hangs
+from .._ranks import replicas as replication
 from .._ranks.replicas import Rules
 from .._save import Save
 from .._tree.frozen import FrozenNames
@@ -82,7 +84,8 @@ class Run:
             text = _tree.flatten(tree, tensors)
             if frozen:
                 self._frozen = self._frozen.now(frozenset(part_of(name, "") for name in frozen))
-                self.checkpointer._engine.freeze(tensors, self._frozen, tree, text)
+                unmatched = partial(replication.unmatched, text=text)
+                self.checkpointer._engine.freeze(tensors, self._frozen, tree, unmatched)
             values, (shared, first, identical) = self.checkpointer._engine.replica_arguments(
                 step, tree, text, tensors, buffers=buffers
             )
@@ -111,6 +114,7 @@ class Run:
         shared: dict[str, Any],
         own: dict[str, Any],
         read_files: Callable[[], Files],
+        links: bool,
     ) -> None:
         """The same for a model that FSDP2 has sharded; without an index of the weights."""
         files: dict[str, Content] = {}
@@ -124,6 +128,7 @@ class Run:
                 shared,
                 own,
                 lambda: files.update(read_files()),
+                links=links,
                 replace=replace,
                 hold=hold,
             )

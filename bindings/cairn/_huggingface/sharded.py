@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from .. import _tree
 from .._checkpointer import Checkpointer
 from .._dcp import direct
+from .._dcp.frozen import Frozen
 from .._memory import cloned
 from .._save import Save
 from .._tree.writer import Names
@@ -45,11 +46,14 @@ def start(
     own: dict[str, Any],
     read_files: Callable[[], None],
     *,
+    links: bool,
     replace: bool,
     hold: float,
 ) -> Save:
     """Starts the save; every rank calls it. `read_files` runs within, so that its error reaches the ranks that would wait
-    for this one."""
+    for this one. If it `links`, frozen parameters are written once."""
+    frozen = Frozen(links)
+    frozen.look_at({"model": model})
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,7 +70,9 @@ def start(
     def is_buffer(fqn: str) -> bool:
         return fqn.startswith("model.") and fqn.removeprefix("model.") not in parameters
 
-    return direct.start_save_of(checkpointer, step, gather, replace=replace, hold=hold, is_buffer=is_buffer)
+    return direct.start_save_of(
+        checkpointer, step, gather, replace=replace, hold=hold, is_buffer=is_buffer, frozen=frozen
+    )
 
 
 def load_model(

@@ -43,7 +43,7 @@ class CheckpointIO(_CheckpointIO):
 
     `frozen` as in Checkpointer.save: what does not change is written once, and linked. True means the parameters of the
     fit's module that have requires_grad=False, patterns take names such as "state_dict/backbone.*". It has an effect
-    only with cairn.lightning.Callback, and none for sharded strategies.
+    only with cairn.lightning.Callback.
 
     A module's tensor of another dtype than the checkpoint's is converted if it holds every value of that, which is
     logged. Else the load is refused, unless `cast` is "allow".
@@ -159,7 +159,10 @@ class CheckpointIO(_CheckpointIO):
             return {"state_dict": checkpoint["state_dict"], **state}, {REST: rest}
 
         def start(checkpointer: Checkpointer, step: int, tree: Any) -> Save:
-            save: Save = _direct().start_save_of(checkpointer, step, tree, is_buffer=buffers.__contains__)
+            frozen = self._frozen_items()
+            save: Save = _direct().start_save_of(
+                checkpointer, step, tree, is_buffer=buffers.__contains__, frozen=frozen
+            )
             return save
 
         save = self._store.save(gather, path, start, group)
@@ -200,6 +203,15 @@ class CheckpointIO(_CheckpointIO):
         names = (join("state_dict", part_of(name, "state_dict")) for name, one in module if not one.requires_grad)
         self._frozen_names = self._frozen_names.now(frozenset(names))
         return checkpointer.save(step, checkpoint, frozen=self._frozen_names)
+
+    def _frozen_items(self) -> Any:
+        from .._dcp.frozen import Frozen
+
+        if self._frozen is True:
+            frozen = Frozen(self._module is not None)
+            frozen.look_at({"state_dict": self._module})
+            return frozen
+        return Frozen([one.replace("/", ".", 1) for one in self._frozen or ()])  # As items are named.
 
     def _with_cloned_buffers(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Forward changes buffers (batch norm's averages), and only the optimizer's step after it is fenced."""
