@@ -6,7 +6,7 @@
     dcp.async_save(state, storage_writer=dcp.StorageWriter(checkpointer, step))
     dcp.load(state, storage_reader=dcp.StorageReader(checkpointer))
 
-`save`, `async_save` and `load` have DCP's signatures. The saves exchange no plan, unless they are given a planner. Code that
+`save`, `async_save` and `load` have DCP's signatures. They exchange no plan, unless they are given a planner. Code that
 calls `dcp.save(state, checkpoint_id=path)` needs the first line only: the path's number is the step. DCP's own calls take
 the writer and the reader too, with SavePlanner and LoadPlanner. Their `async_save` needs a process_group of its own if
 training itself uses gloo.

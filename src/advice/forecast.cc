@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -39,25 +38,27 @@ std::vector<Holders> FindHolders(const Model& model, const Layout& layout) {
   return parts;
 }
 
-/// Which rank writes the small tensors that the same ranks hold: one, until it has enough of them.
+/// Which rank writes the small tensors that the same ranks hold: the first of these, until it has enough of them.
 class SmallWriter {
  public:
+  explicit SmallWriter(std::uint32_t first) : writer_(first) {}
+
   std::uint32_t Take(std::uint64_t bytes, std::uint32_t least_loaded) {
     constexpr std::uint64_t kMost = 64U << 20;
-    if (!writer_ || taken_ + bytes > kMost) {
+    if (taken_ + bytes > kMost) {
       writer_ = least_loaded;
       taken_ = 0;
     }
     taken_ += bytes;
-    return *writer_;
+    return writer_;
   }
 
  private:
-  std::optional<std::uint32_t> writer_;
+  std::uint32_t writer_;
   std::uint64_t taken_ = 0;
 };
 
-/// The same order and choice as in cairn.dcp: the small ones that the same ranks hold go to one of these.
+/// The same order and choice as in cairn.dcp: the small ones that the same ranks hold go to the first of these.
 void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& headers) {
   std::ranges::sort(parts, [](const Holders& a, const Holders& b) {
     const auto offset = [](const Holders& h) {
@@ -74,7 +75,11 @@ void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& he
   for (Holders& part : parts) {
     std::uint32_t writer = *std::ranges::min_element(
         part.ranks, [&](auto a, auto b) { return std::tie(loads[a], a) < std::tie(loads[b], b); });
-    if (part.tensor.end <= kSmallStoredBytes) writer = of_small[part.ranks].Take(part.tensor.end, writer);
+    if (part.tensor.end == 0) {
+      writer = part.ranks.front();
+    } else if (part.tensor.end <= kSmallStoredBytes) {
+      writer = of_small.try_emplace(part.ranks, part.ranks.front()).first->second.Take(part.tensor.end, writer);
+    }
     loads[writer] += part.tensor.end;
     headers[writer].tensors.push_back(std::move(part.tensor));
   }

@@ -35,7 +35,12 @@ def save(state, step, how="async", planner=None, **options):
         getattr(response, "upload_completion", response).result()  # Before torch 2.9 it is the future itself.
 
 def load(state, step=None, planner=None):
-    dcp.load(state, storage_reader=cairn.dcp.StorageReader(c, step), planner=planner or cairn.dcp.LoadPlanner())
+    "By DCP's own call with a planner, or without a plan."
+    reader = cairn.dcp.StorageReader(c, step)
+    if planner is None:
+        cairn.dcp.load(state, storage_reader=reader)
+    else:
+        dcp.load(state, storage_reader=reader, planner=planner)
     return state
 
 def digests(state, name=""):

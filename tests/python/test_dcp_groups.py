@@ -57,6 +57,18 @@ def unplanned(step, by_path):
         response = cairn.dcp.async_save(state, checkpoint_id=f"{by_path}/step-{at}")
         getattr(response, "upload_completion", response).result(30)
     assert sent() == before
+    elsewhere = f"{by_path}-{step}"
+    cairn.dcp.save(state, checkpoint_id=f"{elsewhere}/step-{step}")
+    cairn.dcp.checkpointer_for(f"{elsewhere}/step-{step}").close()  # Its loads open it.
+    reads = [{"storage_reader": cairn.dcp.StorageReader(source, step)} for source in (c, by_path)]
+    for how in (*reads, *({"checkpoint_id": f"{root}/step-{step}"} for root in (by_path, elsewhere))):
+        got = {"w": distribute_tensor(torch.zeros(50), mesh, [Shard(0)]), "x": torch.zeros(3), "n": 0}
+        got["s"] = sharded(0)
+        before = sent()
+        cairn.dcp.load(got, **how)
+        assert sent() == before
+        assert torch.equal(got["w"].full_tensor(), torch.arange(50.0)) and got["n"] == step and got["x"].sum() == 3
+        assert all((shard.tensor == step).all() for shard in got["s"].local_shards())
     for source in (c, by_path):
         got = {"w": distribute_tensor(torch.zeros(50), mesh, [Shard(0)]), "x": torch.zeros(3), "n": 0}
         got["s"] = sharded(0)
@@ -113,16 +125,19 @@ def test_a_load_by_path_raises_the_error_itself_on_all_ranks(worlds: Worlds, roo
         return [(answer["error"], answer["message"]) for answer in answers]
 
     # The root is there, and empty, at the first start; another one has the step, damaged.
-    assert load(root / "step-1") == [("NotFound", f"there is no step 1 under {root}")] * 2
+    told = f"there is no step 1 under {root}"
+    assert load(root / "step-1") == [("NotFound", told), ("NotFound", f"rank 0: {told}")]
     nowhere = root.parent / "no"
-    assert load(nowhere / "step-1")[0][1] == f"there is no checkpoint under {nowhere}: there is no such directory"
+    told = f"there is no checkpoint under {nowhere}: there is no such directory"
+    assert load(nowhere / "step-1") == [("NotFound", told)] * 2
     # A rank that finds the root already, which another rank made after its NotFound, hears the same.
     nowhere.mkdir()
+    world[0].run("import types; import cairn._opening as opening; real = opening._core; None")
     world[0].run(
-        f"import os; real = os.path.isdir; os.path.isdir = lambda at: at != {str(nowhere)!r} and real(at); None"
+        "def missing(*_): raise cairn.NotFound('no such directory')\nopening._core = types.SimpleNamespace(Checkpointer=missing); None"
     )
-    assert load(nowhere / "step-1")[0] == load(nowhere / "step-1")[1]
-    world[0].run("os.path.isdir = real; None")
+    assert load(nowhere / "step-1") == [("NotFound", told)] * 2
+    world[0].run("opening._core = real; None")
     nowhere.rmdir()
 
     # DCP's own checkpoint is not the first start.
@@ -133,7 +148,7 @@ def test_a_load_by_path_raises_the_error_itself_on_all_ranks(worlds: Worlds, roo
     shard = next(root.glob("step-*/shard-00000*"))
     shard.write_bytes(shard.read_bytes()[:-9])
     first, second = load(root / "step-1")
-    assert first == second and first[0] == "Corrupt" and "Traceback" not in first[1]
+    assert first[0] == second[0] == "Corrupt" and second[1] == f"rank 0: {first[1]}" and "Traceback" not in first[1]
     end(world)
 
 

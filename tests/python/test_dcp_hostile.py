@@ -14,14 +14,14 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
-from cairn._dcp import direct, reader
+from cairn._dcp import direct, found, reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 STATE: dict[str, Any] = {"w": torch.ones(3), "x": torch.ones(2), "c": 5}
 Read = Callable[..., None]
 
 
-@pytest.fixture(params=["load", "load_all"])
+@pytest.fixture(params=["load", "planned", "load_all"])
 def read(request: Any, make: Any, root: Path, monkeypatch: Any) -> Iterator[Read]:
     """Reads a checkpoint whose items have these members; raises what rank 0 raises."""
     checkpointer = make()
@@ -33,13 +33,17 @@ def read(request: Any, make: Any, root: Path, monkeypatch: Any) -> Iterator[Read
             items = {**json.loads(details["values"][0]["dcp"]), **members}
             return real({**details, "values": [{"dcp": json.dumps(items)}]}, *place)
 
-        monkeypatch.setattr(reader, "read_items", hostile)
+        for module in (reader, found):
+            monkeypatch.setattr(module, "read_items", hostile)
         try:
             if request.param == "load_all":
                 direct.load_all(checkpointer, str(next(root.glob("step-*1"))))
                 return
             state = {"w": torch.zeros(3), "x": torch.zeros(2), "c": 0}
             storage_reader = cairn.dcp.StorageReader(checkpointer, 1)
+            if request.param == "load":
+                cairn.dcp.load(state, storage_reader=storage_reader)
+                return
             dcp.load(state, storage_reader=storage_reader, planner=cairn.dcp.LoadPlanner())
         except CheckpointException as error:
             raise error.failures[0][0] from None
@@ -67,6 +71,9 @@ PATHS = {"w": ["w"], "x": ["x"], "c": ["c"]}
         ({"version": 2, "dtypes": {"w": []}}, "expected a dtype that is kept as bytes"),
         ({"optimizers": {"o": "AdamW"}}, "expected names of optimizers' classes, found 'AdamW'"),
         ({"optimizers": [1]}, "its DCP items"),
+        ({"rest": 3}, "expected the places of what other shards hold, found 3"),
+        ({"rest": {"tensors": {}, "values": {"a": {}}, "tied": []}}, "its DCP items"),
+        ({"rest": {"tensors": {"w": "w"}, "values": {}, "tied": []}}, "expected a path"),
         ({"metadata": {"": 3}}, "expected the _metadata of state dicts, found 3"),
         ({"metadata": {"": {"0": []}}}, "expected the _metadata of state dicts"),
         ({"version": 3, "own": "w"}, "expected names of items that each rank has its own of, found 'w'"),

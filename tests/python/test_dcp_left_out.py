@@ -278,11 +278,13 @@ def test_what_one_rank_refuses_no_rank_begins_to_read(worlds: Worlds) -> None:
         "narrow = {**stage, 'w': stage['w'].half() if rank else stage['w']}\n"
         "lacking = {key: one for key, one in stage.items() if not rank or 'state' not in key}; None"
     )
-    assert two.all("refused(stage, '')") == [["loaded", 8.0], ["loaded", 12.0]]
-    assert (
-        two.all("refused(lacking, 'state only in the checkpoint: optim.state.1.exp_avg')") == [["refused", False]] * 2
-    )
-    assert two.all("refused(narrow, 'w (F32 in the checkpoint, F16 here)')") == [["refused", False]] * 2
+    for planner in ("None", "cairn.dcp.LoadPlanner()"):
+        assert two.all(f"refused(stage, '', {planner})") == [["loaded", 8.0], ["loaded", 12.0]]
+        for state, told in (
+            ("lacking", "1 name of an optimizer's state only in the checkpoint: optim.state.1.exp_avg"),
+            ("narrow", "w (F32 in the checkpoint, F16 here)"),
+        ):
+            assert two.all(f"refused({state}, {told!r}, {planner})") == [["refused", False]] * 2
 
 
 def test_a_rank_may_have_some_of_the_classes_that_all_ranks_have() -> None:

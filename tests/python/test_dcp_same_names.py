@@ -142,7 +142,7 @@ def test_each_rank_keeps_its_own_under_one_name(worlds: Worlds, root: Path) -> N
     two = worlds(2, f"keep_last=0, per_rank={PER_RANK}")
     two.all(MORE + OWN)
     for step, how in enumerate(
-        ("save(state_of(rank), 0, 'sync')", "save(state_of(rank), 1)", "start(state_of(rank), 2)")
+        ("start(state_of(rank), 0)", "save(state_of(rank), 1, 'sync')", "save(state_of(rank), 2)")
     ):
         assert two.all(f"count(lambda: {how})") == [[]] * 2
         assert two.all(f"same(load(blank_of(), {step}), rank)") == [True] * 2

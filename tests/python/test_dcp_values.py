@@ -328,7 +328,7 @@ closed: list[Any] = []
     ],
 )
 def test_no_file_makes_code_run(tmp_path: Path, monkeypatch: Any, node: Any, kind: Any, message: str) -> None:
-    from cairn._dcp.items import StoredItems
+    from cairn._dcp.stored import StoredItems
 
     closed.clear()
     (tmp_path / "not_yet_imported.py").write_text("raise AssertionError('imported')")
@@ -339,7 +339,7 @@ def test_no_file_makes_code_run(tmp_path: Path, monkeypatch: Any, node: Any, kin
 
 
 def test_what_has_a_hash_of_its_own_comes_back_in_a_set_only_if_its_class_is_given(make: Make) -> None:
-    from cairn._dcp.items import StoredItems
+    from cairn._dcp.stored import StoredItems
 
     with pytest.raises(cairn.InvalidArgument, match=r"s: .*Code cannot be kept in a set, because its hash is code"):
         make().save(1, {"s": {Code.A}})
@@ -393,7 +393,7 @@ def test_a_changed_dataclass_among_plain_values_is_refused_too(make: Make, monke
 
 
 def test_a_class_is_taken_from_the_state_to_load_into(make: Make) -> None:
-    from cairn._dcp.items import StoredItems
+    from cairn._dcp.stored import StoredItems
 
     node = ["dataclass", "elsewhere:Config", {"lr": 0.5, "path": None, "points": ["list"]}]
     got = StoredItems({}, {}, {"v": node}, set(), {}).value("v", {}, Config(1.0, Path()))

@@ -10,10 +10,9 @@ import cairn.dcp
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cairn._dcp.reader import _Reads
+from cairn._dcp.reads import Views
+from cairn._dcp.targets import goal_of
 from cairn._tree.tensors import describe, target_view
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 
 class OnGpu(torch.Tensor):
@@ -75,15 +74,12 @@ def test_dcp_loads_into_a_strided_cuda_tensor_in_place(make: Any) -> None:
     reader = cairn.dcp.StorageReader(checkpointer)
     reader.read_metadata()
     assert reader._stored is not None
-    reads = _Reads(reader._stored)
-    index, start = MetadataIndex("t", torch.Size([0, 0, 0, 0])), torch.Size([0, 0, 0, 0])
-    item = ReadItem(LoadItemType.TENSOR, index, start, index, start, tensor.shape)
-    target = on_gpu(tensor)
+    views = Views(reader._stored)
 
-    temporary = reads.region(item, target)
+    temporary = views.fill(goal_of("t", on_gpu(tensor), reader._stored.find("t", None)))
 
     assert temporary is None
-    assert reads.views[0][3:6] == ((2, 3, 4, 5), tensor.stride(), 1)
+    assert views.views[0][3:6] == ((2, 3, 4, 5), tensor.stride(), 1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -1,7 +1,7 @@
 """DCP's save, async_save and load, with a path as checkpoint_id and Cairn behind it. See cairn.dcp.
 
-A save by Cairn's own planner needs no plan of DCP's (see direct.py). One with another planner, or with an option of DCP's that
-is not known here, goes through DCP's calls.
+A save or load by Cairn's own planner needs no plan of DCP's (see direct.py and loading.py). One with another planner, or with
+an option of DCP's that is not known here, goes through DCP's calls.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 
 from .._checkpointer import Checkpointer
-from .._errors import Error, InvalidArgument, NotFound
+from .._errors import Error, InvalidArgument
 from .._paths import local_path
 from .._save import Save
-from .classes import class_names, classes_in, state_kept
-from .direct import start_save
+from .classes import class_names, classes_in
+from .direct import load_by, load_into, load_planned, opened_to_read, place_in, start_save
 from .failures import own_errors
 from .planners import LoadPlanner, SavePlanner
-from .reader import MissingReader, StorageReader
+from .reader import StorageReader
 from .uploads import Uploads
 from .writer import StorageWriter
 
@@ -41,12 +41,16 @@ class _Root:
     checkpointer: Checkpointer | None = None
     handed_out: bool = False  # Its user may have called protect, so that it stays open.
     loaded: int | None = None  # The step that was loaded before it was opened: later saves continue from it.
-    users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # Writers and readers that DCP still has.
+    users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # Writers that DCP still has, and loads.
 
     @property
     def is_idle(self) -> bool:
         open_one = self.checkpointer if self.checkpointer is not None and not self.checkpointer._engine.closed else None
         return not self.users and (open_one is None or not open_one.stats["saves_in_flight"])
+
+
+class _Use:
+    """A load under way."""
 
 
 _lock = threading.Lock()
@@ -175,56 +179,44 @@ def load(
     **options: Any,
 ) -> None:
     """torch.distributed.checkpoint.load, through Cairn; see `save`. Waits for this process's saves, as StorageReader
-    does. The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded.
-    Raises what StorageReader does, the same on all ranks: NotFound at the first start.
+    does. Nothing is unpickled, unless by a planner. Without one, ranks exchange no plan. Later saves continue from what was
+    loaded. Raises what StorageReader does, on all ranks: NotFound at the first start.
     `cast` and `strict` are StorageReader's. With `strict=False` what the checkpoint lacks stays as it is, too."""
-    known: _Root | None = None
-    made: StorageReader | MissingReader | None = None
-    step: int | None = None
-    opened: Checkpointer | None = None
-    if not storage_reader:
-        root, step = parse_path(checkpoint_id)
-        checkpoint_id = None
-        with _lock:
-            known = _roots.setdefault(os.path.realpath(root), _Root())
-            opened = None if known.checkpointer is None or known.checkpointer._engine.closed else known.checkpointer
-            try:
-                if opened is None and not os.path.isdir(root):
-                    raise NotFound(f"there is no checkpoint under {root}: there is no such directory")
-                made = StorageReader(opened or root, step, cast=cast, strict=strict)
-            except Error as error:  # The other ranks may have found it meanwhile.
-                made = MissingReader(error)
-            storage_reader = made
-            made._group = False if no_dist else process_group
-            known.users.add(made)
-        if opened is not None:
-            known = None
-    if isinstance(storage_reader, StorageReader):
-        storage_reader._optimizers = classes_in(state_dict)
-        storage_reader._given = {} if type(state_dict) is dict else state_dict
-        opened = storage_reader._checkpointer
-    counted: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if opened is not None:
-        counted = opened._engine.reading.counted()
-    try:
-        with counted, own_errors(), state_kept(state_dict, cast == "allow"):
-            if made is None and (cast is not None or not strict):
+    needs_plan = planner is not None or bool(options)
+    if storage_reader:
+        own = isinstance(storage_reader, StorageReader)
+        with storage_reader.counted() if own else contextlib.nullcontext():
+            if cast is not None or not strict:
                 raise InvalidArgument("cast and strict: give them to the storage_reader")
-            if made is None and not no_dist:
+            if type(storage_reader) is StorageReader and not needs_plan:
+                storage_reader.reset(checkpoint_id)
+                load_by(storage_reader, state_dict, group=process_group, no_dist=no_dist)
+                return
+            if not no_dist:
                 Uploads.wait_before()  # Of other libraries' readers; Cairn's waits itself.
-            state_dict_loader.load(
-                state_dict,
-                checkpoint_id=checkpoint_id,
-                storage_reader=storage_reader,
-                planner=planner or LoadPlanner(allow_partial_load=not strict),
-                process_group=process_group,
-                no_dist=no_dist,
-                **options,
-            )
+            options["checkpoint_id"] = checkpoint_id
+            load_planned(storage_reader, state_dict, planner, group=process_group, no_dist=no_dist, **options)
+        return
+    root, step = parse_path(checkpoint_id)
+    with _lock:
+        known = _roots.setdefault(os.path.realpath(root), _Root())
+        opened = None if known.checkpointer is None or known.checkpointer._engine.closed else known.checkpointer
+        use = _Use()
+        known.users.add(use)
+    try:
+        with contextlib.ExitStack() as around:
+            source = opened or around.enter_context(opened_to_read(root, process_group, no_dist))
+            around.enter_context(source._engine.reading.counted())
+            if needs_plan:
+                reader = StorageReader(source, step, cast=cast, strict=strict)
+                planner = planner or LoadPlanner(allow_partial_load=not strict)
+                load_planned(reader, state_dict, planner, group=process_group, no_dist=no_dist, **options)
+            else:
+                where: dict[str, Any] = {"group": process_group, "no_dist": no_dist}
+                load_into(source, state_dict, step, strict=strict, cast=cast, **where)
     finally:
-        if made is not None:
-            made.reset()  # Releases the checkpoint, also if the load was refused before it read.
-    if known is not None:
+        known.users.discard(use)
+    if opened is None:
         known.loaded = step
 
 
@@ -295,8 +287,7 @@ def _start(
 
 def _check_ranks(checkpointer: Checkpointer, process_group: Any, no_dist: bool) -> None:
     """InvalidArgument unless the ranks that call are those of the Checkpointer."""
-    alone = no_dist or not (dist.is_available() and dist.is_initialized())
-    rank, world = (0, 1) if alone else (dist.get_rank(process_group), dist.get_world_size(process_group))
+    rank, world = place_in(process_group, no_dist) or (0, 1)
     if (rank, world) != (checkpointer.rank, checkpointer.world):
         raise InvalidArgument(
             f"{checkpointer.root}: rank {rank} of {world} saves, the Checkpointer is rank {checkpointer.rank} of "
@@ -318,6 +309,6 @@ def _answer(save: Save) -> Any:
 
 def _continue_from(checkpointer: Checkpointer, step: int) -> None:
     if step in checkpointer.steps():
-        details = checkpointer._engine.reading.inspect_all(step)
-        with details["hold"]:
-            checkpointer._engine.reading.read_views(details, [], True)
+        chosen = checkpointer._engine.reading.choose(step)
+        with chosen["hold"]:
+            checkpointer._engine.reading.read_views(chosen, [], True)

@@ -6,31 +6,33 @@ So no process group is needed, no thread, and several saves may be in flight.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.stateful import Stateful
 
 from .._checkpointer import Checkpointer
-from .._errors import Corrupt
+from .._errors import Corrupt, NotFound
 from .._save import Save
 from .._tree.taken import copied, items_of
-from .._tree.tensors import TensorCollector
+from .._tree.tensors import TensorCollector, torch_dtype
 from .classes import Classes, class_names, classes_in, state_kept
 from .compare import BUFFER
 from .containers import made_with_metadata, metadata_of
 from .failures import own_errors
 from .frozen import Frozen
 from .items import Items
+from .loading import items_in, load_state
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
+from .stored import StoredItems
 from .uploads import Uploads
 from .writer import _items_of_state
 
@@ -117,23 +119,78 @@ def start_save_of(
 
 def load_into(
     source: Checkpointer | str,
-    state: dict[str, Any],
+    state: Any,
     step: int | None = None,
     *,
     folder: str = "",
     strict: bool = True,
+    partial: bool | None = None,
     cast: str | None = None,
+    group: Any = None,
+    no_dist: bool = False,
 ) -> None:
     """Reads a checkpoint (None: the newest; or the one in `folder`) into the tensors and objects of `state`, as dcp.load
-    does. Unpickles nothing. Every rank calls it if torch.distributed is initialised. `strict` and `cast` as in
-    `by_path.load`. Raises what the first rank's failure is, on all."""
-    reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
-    reader._optimizers = classes_in(state)
+    does. Unpickles nothing. Every rank of `group` calls it if torch.distributed is initialised, unless `no_dist`. `strict`
+    and `cast` as in `by_path.load`; `partial`, by default where not `strict`: what the checkpoint lacks stays as it is.
+    Raises what the first rank's failure is, on all."""
+    how: dict[str, Any] = {"folder": folder, "strict": strict, "cast": cast}
+    how["partial"] = not strict if partial is None else partial
+    if not isinstance(source, Checkpointer):
+        with opened_to_read(source, group, no_dist) as checkpointer:
+            load_into(checkpointer, state, step, group=group, no_dist=no_dist, **how)
+        return
+    with source._engine.reading.counted():
+        place = place_in(group, no_dist)
+        if place is None or place == (source.rank, source.world):
+            load_state(source, state, step, alone=place is None and source.world > 1, **how)
+            return
+        # The ranks that load cannot agree through the Checkpointer.
+        reader = StorageReader(source, step, folder=folder, cast=cast, strict=strict)
+        load_planned(reader, state, LoadPlanner(allow_partial_load=how["partial"]), group=group)
+
+
+def load_by(reader: StorageReader, state: Any, *, group: Any, no_dist: bool) -> None:
+    """The same by a reader. One that was given a root opens it for all ranks."""
+    source: Checkpointer | str = reader._checkpointer
+    if not reader._resume and place_in(group, no_dist) not in (None, (0, 1)):
+        source = reader._checkpointer.root
+    how: dict[str, Any] = {"strict": reader._strict, "partial": False, "cast": "allow" if reader._cast else None}
+    load_into(source, state, reader._step, folder=reader._folder, group=group, no_dist=no_dist, **how)
+
+
+def load_planned(
+    reader: Any, state: Any, planner: Any = None, *, group: Any = None, no_dist: bool = False, **options: Any
+) -> None:
+    """The same by DCP's own plan, with a reader."""
+    own, casts = isinstance(reader, StorageReader), getattr(reader, "_cast", False)
+    if own:
+        reader._optimizers = classes_in(state)
+        reader._given = {} if type(state) is dict else state
+        reader._group = False if no_dist else group
+    place: dict[str, Any] = {"process_group": group, "no_dist": no_dist}
     try:
-        with reader.counted(), own_errors(), state_kept(state, cast == "allow"):
-            load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=not strict))
+        with reader.counted() if own else contextlib.nullcontext(), own_errors(), state_kept(state, casts):
+            load(state, storage_reader=reader, planner=planner or LoadPlanner(), **place, **options)
     finally:
-        reader.reset()  # Releases the checkpoint, also if the load was refused before it read.
+        if own:
+            reader.reset()  # Releases the checkpoint, also if the load was refused before it read.
+
+
+def place_in(group: Any, no_dist: bool) -> tuple[int, int] | None:
+    """Which rank of the process group this is, of how many. None: it is alone."""
+    if no_dist or not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def opened_to_read(root: str, group: Any = None, no_dist: bool = False) -> Checkpointer:
+    """Opens a root for the ranks that load from it: each of them calls this."""
+    place = place_in(group, no_dist)
+    ranks = None if place is None or place[1] == 1 else group or dist.group.WORLD
+    try:
+        return Checkpointer(root, read_only=True, group=ranks)
+    except NotFound:
+        raise NotFound(f"there is no checkpoint under {root}: there is no such directory") from None
 
 
 def load_all(
@@ -146,40 +203,29 @@ def load_all(
 ) -> dict[str, Any]:
     """All of a checkpoint, as `load_into` chooses it, or what is below the keys in `top`. Each tensor is whole, on the
     CPU. Each process on its own, or, `together`, every rank."""
-    reader = StorageReader(checkpointer, step, folder=folder)
-    with reader.counted():
-        metadata = names_in(checkpointer, folder, step)
-        paths: Mapping[str, Any] = metadata.planner_data
-        flat: dict[str, Any] = {
-            fqn: torch.empty(one.size, dtype=one.properties.dtype) if isinstance(one, TensorStorageMetadata) else None
-            for fqn, one in metadata.state_dict_metadata.items()
-            if top is None or paths[fqn][0] in top
-        }
-        with warnings.catch_warnings(), own_errors():
-            warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
-            load(flat, storage_reader=reader, planner=LoadPlanner(), no_dist=not together)
+    with checkpointer._engine.reading.counted():
+        wanted = None
+        if top is not None:
+            wanted = [fqn for fqn, path in items_in(checkpointer, folder, step, ()).paths.items() if path[0] in top]
+        items = items_in(checkpointer, folder, step, wanted)
+        flat = {fqn: _blank(items, fqn) for fqn in (items.paths if wanted is None else wanted)}
+        load_into(checkpointer, flat, step, folder=folder, no_dist=not together)
         try:
-            made = unflatten_state_dict(flat, {fqn: paths[fqn] for fqn in flat})
-            whole: dict[str, Any] = made_with_metadata(reader.modules, made)
+            made = unflatten_state_dict(flat, {fqn: items.paths[fqn] for fqn in flat})
+            whole: dict[str, Any] = made_with_metadata(items.metadata, made)
             return whole
         except (TypeError, LookupError) as error:
-            raise Corrupt(
-                f"{reader.checkpoint_id}: the paths of its DCP items contradict each other: {error}"
-            ) from error
+            where = folder or checkpointer.root
+            raise Corrupt(f"{where}: the paths of its DCP items contradict each other: {error}") from error
 
 
-def names_in(checkpointer: Checkpointer, folder: str = "", step: int | None = None) -> Metadata:
-    """DCP's metadata of a checkpoint, as `load_into` chooses it: planner_data has each name's path."""
-    reader = StorageReader(checkpointer, step, folder=folder)
-    try:
-        metadata = reader.read_metadata()
-        reader.set_up_storage_reader(metadata, True)  # Raises what read_metadata could not.
-        return metadata
-    finally:
-        reader.reset()
+def _blank(items: StoredItems, fqn: str) -> Any:
+    if fqn in items.values or fqn in items.pickled:
+        return None
+    first = items.chunks_of(fqn)[0]
+    return torch.empty(first.size, dtype=torch_dtype(first.dtype))
 
 
-def plain_value(metadata: Metadata, name: str) -> Any:
-    """A value of the checkpoint of which `names_in` has told, with None for each of its tensors."""
-    reader: Any = metadata.storage_data
-    return reader._stored.value(name, defaultdict(type(None)))
+def plain_value(items: StoredItems, name: str) -> Any:
+    """A value, with None for each of its tensors."""
+    return items.value(name, defaultdict(type(None)))

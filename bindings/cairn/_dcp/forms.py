@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import reprlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from .._errors import Corrupt, Error
 from .._tree.values import AS_BYTES
+
+Path: TypeAlias = tuple[str | int, ...]
 
 
 @contextlib.contextmanager
@@ -24,7 +26,7 @@ def well_formed(what: str) -> Iterator[None]:
         raise Corrupt(f"{what}: {error}") from error
 
 
-def path_of(path: Any) -> tuple[str | int, ...]:
+def path_of(path: Any) -> Path:
     if isinstance(path, list) and path and not any(isinstance(key, (list, dict)) for key in path):
         return tuple(path)
     raise ValueError(f"expected a path, found {reprlib.repr(path)}")
@@ -61,3 +63,14 @@ def metadata_in(places: Any) -> dict[str, dict[str, Any]]:
         if not isinstance(modules, dict) or not all(isinstance(one, dict) for one in modules.values()):
             raise ValueError(f"expected the _metadata of state dicts, found {reprlib.repr(modules)}")
     return dict(places)
+
+
+def rest_of(rest: Any) -> tuple[dict[str, Path], dict[int, dict[str, Path]], set[str]]:
+    match rest:
+        case {"tensors": dict(tensors), "values": dict(values), "tied": list(tied)}:
+            return _paths_of(tensors), {int(rank): _paths_of(dict(paths)) for rank, paths in values.items()}, {*tied}
+    raise ValueError(f"expected the places of what other shards hold, found {reprlib.repr(rest)}")
+
+
+def _paths_of(paths: dict[str, Any]) -> dict[str, Path]:
+    return {fqn: path_of(path) for fqn, path in paths.items()}

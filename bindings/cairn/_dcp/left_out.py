@@ -27,15 +27,17 @@ def tell_left_out(
     loaded: set[str],
     sized: Iterable[str],
     strict: bool,
+    *,
+    quiet: bool = False,
 ) -> None:
-    """Logs which of the checkpoint's names no rank loads. `sized` are those that ranks would ask for: a tensor without
+    """Logs, unless `quiet`, which of the checkpoint's names no rank loads. `sized` are those that ranks would ask for: a tensor without
     elements is never asked for. `tensors`: the names of tensors.
 
     InvalidArgument, if `strict`, for state of an optimizer of which something else is loaded: its moments would begin
     anew, and nobody would say so.
     """
     only = [fqn for fqn in sized if fqn not in loaded]
-    if not only:
+    if not only or (quiet and not strict):
         return
     optimizers = _places(_GROUPS, paths) & _places(_EITHER, loaded)
     state = [fqn for fqn in only if optimizers & _places(_STATE, [fqn])] if optimizers else []
@@ -50,6 +52,8 @@ def tell_left_out(
     marks = [fqn for fqn in only if fqn.rpartition(".")[2] in MARKS and optimizers & _places(_GROUPS, [fqn])]
     if marks and not state:
         tell_unlike(where, OTHER_CLASS, [f'only the checkpoint has "{fqn}"' for fqn in marks], strict)
+    if quiet:
+        return
     tops = {paths[fqn][0] for fqn in loaded if fqn in paths}
     rest = sorted({*only}.difference(state))
     # A model's weights may lie at the top themselves.

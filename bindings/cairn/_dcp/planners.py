@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -28,7 +28,7 @@ from .._errors import Error, InvalidArgument, Unsupported
 from .._tree.paths import kind_name, listed, type_name
 from .containers import ModuleMetadata, containers, metadata_of, refuse_fixed
 from .places import Places
-from .plain_values import Checker, check_storable
+from .plain_values import VALUE, Checker, check_storable
 from .shares import check_plans
 
 _log = logging.getLogger("cairn")
@@ -84,29 +84,30 @@ class LoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         # DCP's takes a checkpoint for one of torch 2.3 if this rank lacks a key: of a ShardedTensor without a part here.
         assert self.metadata is not None
-        self._check_fits(self.metadata)
+        saved = self.metadata.state_dict_metadata
+        self.check_fits(lambda fqn: _shape_of(saved.get(fqn)))
         plan_of = partial(create_default_local_load_plan, metadata=self.metadata, strict=not self.allow_partial_load)
         with naming(self.state_dict, plan_of):
             plan = plan_of(self.state_dict)
         if self.metadata.storage_data is not None:  # The StorageReader.
-            self.metadata.storage_data.targets(plan, self)
+            self.metadata.storage_data.checked(plan, self)
         return plan
 
-    def _check_fits(self, metadata: Metadata) -> None:
+    def check_fits(self, shape_of: Callable[[str], Sequence[int] | str | None]) -> None:
         """InvalidArgument that names what this rank's state has and the checkpoint lacks or has in another shape. DCP's
-        own checks name one of them."""
+        own checks name one of them. `shape_of` gives a name's shape in the checkpoint, VALUE, or None for what it lacks."""
         missing: list[str] = []
         unlike: list[str] = []
         others: list[str] = []
         for fqn, value in self.state_dict.items():
-            saved = metadata.state_dict_metadata.get(fqn)
+            saved = shape_of(fqn)
             if saved is None:
                 missing.append(fqn)
-            elif isinstance(saved, TensorStorageMetadata):
+            elif saved is not VALUE:
                 if not isinstance(value, torch.Tensor):
                     others.append(f"{fqn} ({type_name(value)})")
-                elif not _is_nested(value) and saved.size != value.size():
-                    unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(value.size())})")
+                elif not _is_nested(value) and tuple(saved) != tuple(value.size()):
+                    unlike.append(f"{fqn} (saved {[*saved]}, current {[*value.size()]})")
         told = []
         if missing and self.allow_partial_load and len(missing) < len(self.state_dict):
             _log.warning("kept as they are, because the checkpoint lacks them: %s", listed(missing, 5))
@@ -119,19 +120,26 @@ class LoadPlanner(DefaultLoadPlanner):
         if told:
             raise InvalidArgument("; ".join(told))
 
-    def load_value(self, read_item: ReadItem, value: Any) -> None:
+    def load_value(self, fqn: str, value: Any) -> None:
         """Puts a plain value in its place in the state dict."""
-        fqn = read_item.dest_index.fqn
         if self.flatten_state_dict:
             self._places.put(self.mappings[fqn], value)
         else:
             self.state_dict[fqn] = value
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise Unsupported(
-            f'"{read_item.storage_index.fqn}" was pickled by the planner that saved it: if you trust whoever wrote '
-            "the checkpoint, load it with DCP's DefaultLoadPlanner"
-        )
+        refuse_pickled(read_item.storage_index.fqn)
+
+
+def refuse_pickled(fqn: str) -> NoReturn:
+    raise Unsupported(
+        f'"{fqn}" was pickled by the planner that saved it: if you trust whoever wrote the checkpoint, load it with DCP\'s '
+        "DefaultLoadPlanner"
+    )
+
+
+def _shape_of(saved: Any) -> Sequence[int] | str | None:
+    return saved.size if isinstance(saved, TensorStorageMetadata) else saved and VALUE
 
 
 def _is_nested(tensor: torch.Tensor) -> bool:

@@ -30,27 +30,18 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from .. import _core
 from .._checkpointer import Checkpointer
-from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound, Unsupported
-from .._memory import note_writes
-from .._tree import Stored
+from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from .._tree.casts import allows_loss
-from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
+from .._tree.tensors import torch_dtype
 from .classes import Classes, unlike_classes
-from .containers import ModuleMetadata, give_metadata
-from .items import StoredItems, is_step, parse_step, part_of, read_items
-from .left_out import tell_left_out, tell_unlike
+from .containers import give_metadata
+from .items import is_step, parse_step
+from .left_out import tell_left_out
 from .places import Places
-from .plain_values import BELOW
 from .planners import LoadPlanner
-from .targets import (
-    Targets,
-    check_covered,
-    check_kinds,
-    check_numbers,
-    check_schedulers,
-    inner_targets,
-    unlike_optimizers,
-)
+from .reads import Reads
+from .stored import StoredItems, read_items
+from .targets import goal_of
 from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
@@ -74,41 +65,6 @@ class _FailedMetadata(Metadata):
 
     def __getattr__(self, name: str) -> Any:
         raise self.error if name == "state_dict_metadata" else AttributeError(name)
-
-
-class MissingReader(storage.StorageReader):
-    """In place of a StorageReader that cannot be made: all ranks of the load raise the error, also those that could."""
-
-    def __init__(self, error: Error) -> None:
-        self._error = error
-        self._group: Any = None
-
-    @property
-    def checkpoint_id(self) -> str:
-        Uploads.wait_before()
-        return ""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def read_metadata(self) -> Metadata:
-        return _FailedMetadata(self._error)
-
-    def set_up_storage_reader(self, *args: Any, **kwargs: Any) -> None:
-        raise self._error
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        raise self._error
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        raise self._error
-
-    def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
-        raise self._error
 
 
 class _Names(dict[str, TensorStorageMetadata | BytesStorageMetadata]):
@@ -196,12 +152,12 @@ class StorageReader(storage.StorageReader):
         except Error as error:
             self._release_hold()
             if isinstance(error, NotFound) and not self._folder:
-                error = _of_dcp(self._checkpointer.root, self._step) or error
+                error = of_dcp(self._checkpointer.root, self._step) or error
             return _FailedMetadata(error)
         return Metadata(
             metadata,
             planner_data=stored.paths,
-            storage_data=self,  # LoadPlanner asks it for `targets`.
+            storage_data=self,  # LoadPlanner asks it for what is `checked`.
             storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
         )
 
@@ -260,59 +216,34 @@ class StorageReader(storage.StorageReader):
                 )
         return said
 
-    @property
-    def modules(self) -> ModuleMetadata:
-        """What the checkpoint that was read has of modules' versions."""
-        return self._stored.metadata if self._stored is not None else {}
-
-    def targets(self, plan: LoadPlan, planner: Any) -> Targets:
-        """Into what a plan reads. InvalidArgument if it must not. Changes nothing."""
+    def checked(self, plan: LoadPlan, planner: Any) -> Reads:
+        """What a plan reads. InvalidArgument if it must not. Changes nothing."""
         with self.counted(whole=False):
-            return self._targets(plan, planner)
+            return self._checked(plan, planner)
 
-    def _targets(self, plan: LoadPlan, planner: Any) -> Targets:
-        assert self._stored is not None
-        items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+    def _checked(self, plan: LoadPlan, planner: Any) -> Reads:
+        stored = self._stored
+        assert stored is not None
+        goals = [
+            goal_of(
+                of.fqn,
+                planner.resolve_tensor(item).detach(),
+                stored.find(of.fqn, of.offset),
+                item.storage_offsets,
+                item.lengths,
+            )
+            for item in plan.items
+            for of in [item.storage_index]
+            if item.type == LoadItemType.TENSOR
+        ]
         values = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        flat, where = getattr(planner, "state_dict", None) or {}, self._details["path"]
-        check_covered(self._stored, items, flat, where)
-        check_kinds(values, flat, where)
-        check_numbers(self._stored, values, flat, where)
-        check_schedulers(self._stored, values, flat, where)
-        inner = inner_targets(self._stored, values, flat, where)
-        unlike_optimizer = unlike_optimizers(
-            self._stored, values, flat, unlike_classes(self._optimizers, self._stored.optimizers)
+        flat, classes = getattr(planner, "state_dict", None) or {}, unlike_classes(self._optimizers, stored.optimizers)
+        return Reads(
+            stored, self._details["path"], goals, values, flat, classes, self._cast, self._strict, self._read_alone
         )
-        if self._strict:
-            _tell_unlike(where, unlike_optimizer, True)
-        targets = Targets(self._stored, items, planner, self._cast, where, unlike_optimizer, inner)
-        if unlike := self._first_unlike(targets, [pair for pair in targets.tied if not targets.is_tied(pair)]):
-            targets.raise_shared(unlike)
-        return targets
 
-    def _first_unlike(self, targets: Targets, pairs: list[tuple[int, int]]) -> tuple[int, int] | None:
-        """The first pair of items for which the checkpoint has different bytes. Of tied tensors that several ranks held,
-        two of them may have written one each."""
-        assert self._stored is not None
-        reads = _Reads(self._stored)
-
-        def read(number: int) -> torch.Tensor:
-            if number >= len(targets.items):
-                inner = targets.inner[number - len(targets.items)]
-                whole: torch.Tensor = reads.whole(inner.name, inner.kind)
-                return whole
-            item = targets.items[number][0]
-            made = torch.empty(tuple(item.lengths), dtype=torch_dtype(targets.chunk(number).dtype))
-            reads.region(item, made)
-            return made
-
-        both = [(pair, read(pair[0]), read(pair[1])) for pair in pairs]
-        if both:
-            self._checkpointer._engine.reading.read_views(self._details, reads.views, False, folder=self._folder)
-        for pair, a, b in both:
-            if a.dtype != b.dtype or not torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (a, b))):
-                return pair
-        return None
+    def _read_alone(self, views: list[Any]) -> None:
+        self._checkpointer._engine.reading.read_views(self._details, views, False, folder=self._folder)
 
     def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         try:
@@ -327,27 +258,17 @@ class StorageReader(storage.StorageReader):
 
     def _read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         assert self._stored is not None
-        targets = self.targets(plan, planner)
-        reads = _Reads(self._stored)
-        read_already = {second for _, second in targets.tied}
-        landed = [
-            (item, target, None if number in read_already else reads.region(item, target))
-            for number, (item, target) in enumerate(targets.items)
-        ]
-        fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        for fqn in fqns:
-            reads.value(fqn)
-        note_writes(target for _, target, *_ in (*targets.items, *targets.inner))
+        reads = self.checked(plan, planner)
+        reads.note_writes()
         page_cache = plan.storage_data.page_cache if isinstance(plan.storage_data, _About) else None
         self._checkpointer._engine.reading.read_views(
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
         )
-        targets.casts.log(self._details["path"])
-        _tell_unlike(self._details["path"], targets.unlike, False)
-        for item, target, temporary in landed:
-            if temporary is not None:
-                target.copy_(temporary)
-            planner.commit_tensor(item, target)
+        reads.convert()
+        reads.tell()
+        tensors = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+        for item, goal in zip(tensors, reads.targets.goals, strict=True):
+            planner.commit_tensor(item, goal.target)
         given = getattr(planner, "original_state_dict", {}), self._given
         give_metadata(self._stored.metadata, self._details["path"], *given)
         places = _places_of(planner)
@@ -359,7 +280,7 @@ class StorageReader(storage.StorageReader):
         done.set_result(None)
         return done
 
-    def _load_value(self, item: ReadItem, reads: _Reads, planner: Any, places: Places | None) -> None:
+    def _load_value(self, item: ReadItem, reads: Reads, planner: Any, places: Places | None) -> None:
         assert self._stored is not None
         fqn = item.storage_index.fqn
         load_bytes = planner.load_bytes if places is None else partial(places.load_bytes, planner)
@@ -369,80 +290,13 @@ class StorageReader(storage.StorageReader):
         flat = getattr(planner, "state_dict", None)  # What DCP's planners load into.
         value = self._stored.value(fqn, reads.arrays, flat.get(item.dest_index.fqn) if isinstance(flat, dict) else None)
         if isinstance(planner, LoadPlanner):
-            planner.load_value(item, value)
+            planner.load_value(item.dest_index.fqn, value)
             return
         # DCP's planners unpickle, but these bytes were never on the disk.
         data = io.BytesIO()
         torch.save(value, data)
         data.seek(0)
         load_bytes(item, data)
-
-
-class _Reads:
-    """What one load reads, as views for the engine."""
-
-    def __init__(self, stored: StoredItems) -> None:
-        self._stored = stored
-        self.views: list[Any] = []
-        self.arrays: dict[str, Any] = {}  # Tensors of values, and pickled bytes, by name.
-        self._regions: dict[str, int] = {}  # The number of names given, by fqn.
-        self._named: set[str] = set()
-
-    def region(self, item: ReadItem, target: Any) -> Any:
-        """Reads an item into its target: in place, or into the temporary tensor that is returned."""
-        index = item.storage_index
-        chunk = self._stored.find(index.fqn, index.offset)
-        part = part_of(chunk, item.storage_offsets, item.lengths)
-        if tuple(target.shape) != tuple(item.lengths):
-            raise InvalidArgument(
-                f'"{index.fqn}": expected a target of {list(item.lengths)}, found {list(target.shape)}'
-            )
-        name = chunk.name if part is None else self._name_region(index.fqn)
-        temporary = None
-        try:
-            if dtype_name(name, target) != chunk.dtype:
-                raise Unsupported("converted by copy_")
-            view = target_view(name, target)
-        except (InvalidArgument, Unsupported):
-            device = target.device if target.is_cuda else "cpu"
-            temporary = torch.empty(tuple(item.lengths), dtype=torch_dtype(chunk.dtype), device=device)
-            view = target_view(name, temporary)
-        self.views.append((*view, part))
-        return temporary
-
-    def _name_region(self, fqn: str) -> str:
-        """A name for messages that no other read of this load has."""
-        while True:
-            number = self._regions[fqn] = self._regions.get(fqn, -1) + 1
-            name = f"{fqn}~{number}" if number else fqn
-            if name not in self._named and (name not in self._stored.tensors or (not number and BELOW not in name)):
-                self._named.add(name)
-                return name
-
-    def value(self, fqn: str) -> None:
-        if fqn in self._stored.pickled:
-            chunk = self._stored.find(fqn, None)
-            self._array(
-                fqn, empty(Stored(chunk.dtype, chunk.shape), "torch"), part_of(chunk, chunk.offset, chunk.shape)
-            )
-            return
-        for name, kind in self._stored.tensors_of(fqn).items():
-            self.whole(name, kind)
-
-    def whole(self, name: str, kind: str) -> Any:
-        """Reads a tensor of a value into a new one."""
-        if name not in self.arrays:
-            self._array(name, empty(self._stored.tensors[name].of_kind(kind), kind.partition(" ")[0]), None)
-        return self.arrays[name]
-
-    def _array(self, name: str, array: Any, part: Any) -> None:
-        self.arrays[name] = array
-        self.views.append((*target_view(name, array), part))
-
-
-def _tell_unlike(where: str, found: dict[str, list[str]], strict: bool) -> None:
-    for what, unlike in found.items():
-        tell_unlike(where, what, unlike, strict)
 
 
 def _places_of(planner: Any) -> Places | None:
@@ -488,7 +342,7 @@ def _metadata_of(stored: StoredItems, fqn: str) -> TensorStorageMetadata | Bytes
     )
 
 
-def _of_dcp(root: str, step: int | None) -> Error | None:
+def of_dcp(root: str, step: int | None) -> Error | None:
     """Refuses what would be taken for the first start: the root, or the step in it, is a checkpoint of DCP's own."""
     for folder in sorted(os.scandir(root), key=lambda entry: entry.name):
         number = re.search(r"[0-9]+$", folder.name)

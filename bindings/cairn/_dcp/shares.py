@@ -29,14 +29,14 @@ from .compare import (
     unlike_values,
     unproved,
 )
-from .items import Items
+from .items import Items, Paths, Rest, merged
 from .plain_values import VALUE, Form, Held, Key, described
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Contents")
 # Which version of these messages and of `_assign`. Ranks with different ones would leave out what each takes for
 # another's. The messages of the first had none, and began with the step, whose first byte was 0.
-_RULE = b"\3"
+_RULE = b"\4"
 _SHA = 32  # Bytes.
 _OF_VALUES = 8
 
@@ -48,10 +48,22 @@ class Contents(Protocol):
     def forms(self) -> Mapping[str, Form]:
         """Of the values, by fqn."""
 
+    @property
+    def own(self) -> frozenset[str]:
+        """Names of what each rank keeps its own of: nobody compares it."""
+
     def held(self) -> list[Held]: ...
 
     def parts(self) -> list[tuple[Key, str]]:
         """What `held` says of parts of tensors."""
+
+    def beside(self) -> dict[str, Any]:
+        """What else rank 0 tells of all ranks: see Rest."""
+
+    def tied(self) -> list[str]: ...
+
+    def places(self) -> tuple[Paths, Paths]:
+        """Of the tensors with elements, and of the values, which others may hold too, by fqn."""
 
     def contents(self) -> Callable[[Key], Any]:
         """Gives the tensor of a key."""
@@ -68,6 +80,7 @@ class _Agreed:
         default_factory=list
     )  # Names of values, by the ranks that hold them.
     unproved: Unproved = field(default_factory=dict)
+    rest: Rest | None = None  # On rank 0.
 
 
 class WriteShares:
@@ -95,15 +108,16 @@ class WriteShares:
         with self._lock:
             where = f"{self._root}, step {step}"
             known = self._agreed
-            text = json.dumps([_global_rank(), self._per_rank, items.held()]).encode()
+            more = {**items.beside(), "tied": items.tied()}
+            text = json.dumps([_global_rank(), self._per_rank, items.held(), more]).encode()
             own = hashlib.sha256(text).digest()
-            values = {fqn: form.told() for fqn, form in items.forms.items()}
+            values = {fqn: form.told() for fqn, form in items.forms.items() if fqn not in items.own}
             said = self._exchange(step, own + known.of + (self._digests(values) if own == known.own else b""))
             of = hashlib.sha256(b"".join(message[:_SHA] for message in said)).digest()
             told = {message[_SHA : 2 * _SHA] for message in said}
             unlike: dict[str, str] = {}
             if told != {of}:
-                known, unlike = self._agree(text, own, of, values)
+                known, unlike = self._agree(text, own, of, values, items.places)
                 # Without what a rank alone has as compared, for which the others would wait.
                 before = self._agreed.unproved if len(told) == 1 else {}
                 compared = {key: what for key, what in known.unproved.items() if before.get(key) != what}
@@ -122,7 +136,8 @@ class WriteShares:
         """What this rank writes of the items that `gather` returns. Every rank calls this, and waits for the others.
         What `gather` raises on one rank, every rank raises."""
         items = self._together("dcp", gather)
-        return items.select(self.mine(items, step))
+        mine = self.mine(items, step)
+        return items.select(mine, self._agreed.rest if mine is not None else None)
 
     def check(self, gather: Callable[[], C], step: int) -> C:
         """The same, where DCP decides who writes what."""
@@ -160,14 +175,21 @@ class WriteShares:
                     "steps in the same order"
                 )
 
-    def _agree(self, text: bytes, own: bytes, of: bytes, values: Mapping[str, str]) -> tuple[_Agreed, dict[str, str]]:
+    def _agree(
+        self,
+        text: bytes,
+        own: bytes,
+        of: bytes,
+        values: Mapping[str, str],
+        places: Callable[[], tuple[Paths, Paths]],
+    ) -> tuple[_Agreed, dict[str, str]]:
         """With the values that differ, by name."""
         shared = json.dumps(shortened(values)).encode()
         said = [
             [json.loads(part) for part in zlib.decompress(message).split(b"\n")]
             for message in self._ranks.exchange("dcp items", zlib.compress(text + b"\n" + shared, 1))
         ]
-        for rank, ((_, theirs, _), _) in enumerate(said):
+        for rank, ((_, theirs, *_), _) in enumerate(said):
             if theirs != self._per_rank:
                 raise InvalidArgument(
                     f"{self._root}: per_rank is {self._per_rank} on rank {self._ranks.rank} and {theirs} on rank {rank}: "
@@ -175,7 +197,7 @@ class WriteShares:
                 )
         lists = [
             [((fqn, tuple(offset)), size, what, layout) for (fqn, offset), size, what, layout in held]
-            for (_, _, held), _ in said
+            for (_, _, held, _), _ in said
         ]
         described_lists = [[(key, what) for key, _, what, _ in held] for held in lists]
         check_identical(described_lists)
@@ -189,8 +211,40 @@ class WriteShares:
         # does not look whether a mesh's replicas are equal.
         trusts_meshes = len({rank for (rank, *_), _ in said}) == len(said) and self._compare != "always"
         mine = assign(lists, self._ranks.rank)
-        agreed = _Agreed(own, of, mine, sorted(shared_values.items()), unproved(lists, holders, trusts_meshes))
+        rest = self._rest(lists, [beside for (*_, beside), _ in said], places)
+        agreed = _Agreed(own, of, mine, sorted(shared_values.items()), unproved(lists, holders, trusts_meshes), rest)
         return agreed, unlike_values([found for _, found in said])
+
+    def _rest(
+        self,
+        lists: Sequence[Sequence[Held]],
+        beside: Sequence[dict[str, Any]],
+        places: Callable[[], tuple[Paths, Paths]],
+    ) -> Rest | None:
+        """On rank 0. The names that it does not hold itself come from the first rank that holds each."""
+        first: dict[str, int] = {}
+        for rank, held in enumerate(lists):
+            for (fqn, _), *_ in held:
+                first.setdefault(fqn, rank)
+        told = [b"[{},{}]"] * len(lists)
+        if any(first.values()):
+            mine = [
+                {fqn: path for fqn, path in paths.items() if self._ranks.rank and first[fqn] == self._ranks.rank}
+                for paths in places()
+            ]
+            told = [
+                zlib.decompress(one)
+                for one in self._ranks.exchange("dcp names", zlib.compress(json.dumps(mine).encode(), 1))
+            ]
+        if self._ranks.rank != 0:
+            return None
+        said = [json.loads(one) for one in told]
+        return Rest(
+            {**{fqn: path for tensors, _ in said for fqn, path in tensors.items()}, **places()[0]},
+            {rank: values for rank, (_, values) in enumerate(said) if values},
+            sorted({fqn for one in beside for fqn in one["tied"]}),
+            merged(beside),
+        )
 
     def _digests(self, values: Mapping[str, str]) -> bytes:
         """Of the values that this rank and others hold, one for each set of ranks."""
@@ -224,14 +278,16 @@ def _global_rank() -> int:
 
 
 # Small tensors lie side by side in a shard (src/base/store_order.h). One rank writes those that the same ranks hold, up
-# to a share, so that a rank of another layout, which needs many of them, finds them in one place.
+# to a share, so that a rank that needs many of them finds them in one place: what all hold, beside what rank 0 tells of
+# the whole checkpoint.
 _SMALL = 64 << 10
 _SHARE_OF_SMALL = 64 << 20
 
 
 def assign(lists: Sequence[Sequence[Sequence[Any]]], rank: int) -> set[Key]:
     """Gives each item, largest first, to the one of its holders with the least to write; small ones with the same
-    holders to one of these. The same on every rank, and what src/advice/forecast.cc assumes."""
+    holders to the first of these, up to a share, and what counts no bytes, as values, always. The same on every rank, and
+    what src/advice/forecast.cc assumes."""
     holders = holders_of(lists)
     sizes = {key: size for held in lists for key, size, *_ in held}
     writers: dict[Key, int] = {}
@@ -240,8 +296,10 @@ def assign(lists: Sequence[Sequence[Sequence[Any]]], rank: int) -> set[Key]:
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
         of, size = holders[key], sizes[key]
         writer = least = min(of, key=lambda holder: (loads[holder], holder))
-        if size <= _SMALL:
-            writer, taken = small.get(of, (least, 0))
+        if size == 0:
+            writer = of[0]
+        elif size <= _SMALL:
+            writer, taken = small.get(of, (of[0], 0))
             if taken + size > _SHARE_OF_SMALL:
                 writer, taken = least, 0
             small[of] = writer, taken + size

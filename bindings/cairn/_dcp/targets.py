@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor
 
@@ -20,24 +20,53 @@ from .._tree.paths import listed, uncompiled
 from .._tree.schedulers import refuse_order
 from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import holds_tensor, is_plain
-from .items import Chunk, Inner, StoredItems
 from .left_out import OTHER_CLASS
-from .tiles import overlap, untiled
+from .stored import Chunk, Inner, StoredItems, part_of
+from .tiles import Box, common, overlap, untiled
+
+
+@dataclass
+class Goal:
+    """A tensor of the caller's, or a region of one, and what fills it."""
+
+    fqn: str
+    target: Any
+    dtype: str  # The checkpoint's.
+    name: str  # Of the tensor in the checkpoint that is read whole, where there is no `part`.
+    part: _core.Part | None
+    region: tuple[Any, ...]  # Two goals with one region are one in the checkpoint, too.
+
+    @property
+    def box(self) -> Box:
+        """Of the whole."""
+        shape = tuple(self.target.shape)
+        return ((0,) * len(shape) if self.part is None else tuple(self.part[2][: len(shape)])), shape
+
+
+def goal_of(
+    fqn: str, target: Any, chunk: Chunk, begin: Sequence[int] | None = None, lengths: Sequence[int] | None = None
+) -> Goal:
+    """Of a chunk, or of a region of it. InvalidArgument if the target has another shape."""
+    lengths = chunk.shape if lengths is None else tuple(lengths)
+    begin = (0,) * len(lengths) if begin is None else tuple(begin)
+    if tuple(target.shape) != lengths:
+        raise InvalidArgument(f'"{fqn}": expected a target of {[*lengths]}, found {[*target.shape]}')
+    region = (chunk.place, begin, lengths)
+    return Goal(fqn, target, chunk.dtype, chunk.name, part_of(chunk, begin, lengths), region)
 
 
 class Targets:
-    """The tensors of a plan's items, and how they differ from the checkpoint's. Those within values (`inner`) are
-    numbered after the items.
+    """The goals of a load, and how they differ from the checkpoint's tensors. Tensors within values (`inner`) are numbered
+    after the goals.
 
-    `casts` are to other dtypes. `unlike`: see `unlike_optimizers`. `tied`: pairs of items with one target; the second need not
+    `casts` are to other dtypes. `unlike`: see `unlike_optimizers`. `tied`: pairs with one target; the second need not
     be read if the checkpoint has the same for both, which it surely has if `is_tied`.
     """
 
     def __init__(
         self,
         stored: StoredItems,
-        items: list[ReadItem],
-        planner: Any,
+        goals: list[Goal],
         allow_loss: bool,
         where: str,
         unlike: dict[str, list[str]],
@@ -46,23 +75,16 @@ class Targets:
         self.unlike = unlike
         self.inner = inner
         self._stored = stored
-        self.items = [(item, planner.resolve_tensor(item).detach()) for item in items]
+        self.goals = goals
         self.casts = Casts(allow_loss)
         self._where = where
-        self._chunks = [stored.find(item.storage_index.fqn, item.storage_index.offset) for item in items]
         memory = _core.TreeTensors(None)
-        for number, ((item, target), chunk) in enumerate(zip(self.items, self._chunks, strict=True)):
-            fqn = item.storage_index.fqn
+        saved = [(one.path, one.target, stored.tensors[one.name].of_kind(one.kind).dtype) for one in inner]
+        for number, (fqn, target, dtype) in enumerate([*((one.fqn, one.target, one.dtype) for one in goals), *saved]):
             check_memory(fqn, target)
-            if (given := dtype_name(fqn, target)) != chunk.dtype:
-                self.casts.may(fqn, chunk.dtype, given)
+            if (given := dtype_name(fqn, target)) != dtype:
+                self.casts.may(fqn, dtype, given)
             if (view := memory_view(fqn, target, where)) is not None:
-                memory.add((str(number), *view[1:]), None, None)
-        for number, (path, target, name, kind) in enumerate(inner, len(self.items)):
-            check_memory(path, target)
-            if (given := dtype_name(path, target)) != (saved := stored.tensors[name].of_kind(kind).dtype):
-                self.casts.may(path, saved, given)
-            if (view := memory_view(path, target, where)) is not None:
                 memory.add((str(number), *view[1:]), None, None)
         self.casts.raise_refused(where)
         pairs, overlap = memory.shared_memory(_core.TreeTensors(None))
@@ -74,14 +96,10 @@ class Targets:
         """Whether both are one region of the checkpoint, too."""
         return self._region(pair[0]) == self._region(pair[1])
 
-    def chunk(self, number: int) -> Chunk:
-        return self._chunks[number]
-
     def raise_shared(self, pair: tuple[int, int]) -> None:
-        items = len(self.items)
+        goals = len(self.goals)
         first, second = (
-            self.items[number][0].storage_index.fqn if number < items else self.inner[number - items].path
-            for number in pair
+            self.goals[number].fqn if number < goals else self.inner[number - goals].path for number in pair
         )
         raise InvalidArgument(
             f'{self._where}: "{first}" and "{second}" share memory in the state to load into, but the checkpoint has two '
@@ -89,19 +107,17 @@ class Targets:
         )
 
     def _region(self, number: int) -> tuple[Any, ...]:
-        if number >= len(self.items):
-            _, target, name, _ = self.inner[number - len(self.items)]
-            return self._stored.places[name], (0,) * target.dim(), tuple(target.shape)
-        item = self.items[number][0]
-        return self._chunks[number].place, tuple(item.storage_offsets), tuple(item.lengths)
+        if number < len(self.goals):
+            return self.goals[number].region
+        _, target, name, _ = self.inner[number - len(self.goals)]
+        return self._stored.places[name], (0,) * target.dim(), tuple(target.shape)
 
 
-def check_covered(stored: StoredItems, items: Iterable[ReadItem], flat: Mapping[str, Any], where: str) -> None:
+def check_covered(stored: StoredItems, goals: Sequence[Goal], flat: Mapping[str, Any], where: str) -> None:
     """Corrupt if the parts of the checkpoint leave a hole in what a rank wants, which would keep what is there, or give it
-    one element twice. `items` are those that it reads, `flat` is what it reads into, by fqn."""
-    items = [*items]
+    one element twice. `flat` is what the rank reads into, by fqn."""
     made: set[Any] = set()  # Layouts that make the whole: most sharded tensors have one of a few.
-    for fqn in flat or {item.storage_index.fqn: None for item in items}:
+    for fqn in flat or {goal.fqn: None for goal in goals}:
         chunks = stored.chunks.get(fqn, ())
         if not chunks or (len(chunks) == 1 and chunks[0].shape == chunks[0].size):
             continue
@@ -111,8 +127,8 @@ def check_covered(stored: StoredItems, items: Iterable[ReadItem], flat: Mapping[
         if (unlike := untiled(*layout)) is None:
             made.add(layout)
             continue
-        read = sum(math.prod(item.lengths) for item in items if item.storage_index.fqn == fqn)
-        if overlap(sorted(layout[1])) or fqn not in flat or read < _wanted(flat[fqn]):
+        held = sum(common(goal.box, part) for goal in goals if goal.fqn == fqn for part in layout[1])
+        if overlap(sorted(layout[1])) or fqn not in flat or held < _wanted(flat[fqn]):
             raise Corrupt(f'{where}: "{fqn}" was saved with a hole, or parts that overlap: {unlike}')
 
 

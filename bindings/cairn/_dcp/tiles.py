@@ -39,3 +39,9 @@ def _overlaps_later(boxes: Sequence[Box], i: int) -> bool:
         if all(a < b + m and b < a + n for a, n, b, m in zip(offset, shape, other, extents, strict=True)):
             return True
     return False
+
+
+def common(a: Box, b: Box) -> int:
+    """How many elements two of them have in common."""
+    ends = ((max(i, j), min(i + n, j + m)) for i, n, j, m in zip(*a, *b, strict=False))
+    return math.prod(max(end - begin, 0) for begin, end in ends)

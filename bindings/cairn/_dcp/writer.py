@@ -30,7 +30,7 @@ from .compare import Layouts
 from .containers import metadata_of
 from .frozen import Frozen
 from .groups import refuse_default_group
-from .items import Items, Piece, is_step, memory_of, parse_step
+from .items import Items, Paths, Piece, is_step, memory_of, parse_step
 from .plain_values import Form, Held, Key, check_storable, held_values, large_arrays
 from .planners import SavePlanner, naming
 from .shares import check_plans, described_item, key_of, size_of_item
@@ -356,6 +356,7 @@ class _Planned:
             if item.type == WriteItemType.BYTE_IO:
                 _add_planned_value(values, item, planner)
         self.forms: Mapping[str, Form] = values.forms
+        self.own: frozenset[str] = frozenset()  # It is not among the items.
 
     def held(self) -> list[Held]:
         flat, layouts = getattr(self._planner, "state_dict", None), Layouts()
@@ -368,6 +369,21 @@ class _Planned:
 
     def parts(self) -> list[tuple[Key, str]]:
         return [(key_of(item), described_item(item)) for item in self._items if item.type == WriteItemType.SHARD]
+
+    def beside(self) -> dict[str, Any]:
+        return {}
+
+    def tied(self) -> list[str]:
+        return []
+
+    def places(self) -> tuple[Paths, Paths]:
+        paths: Paths = getattr(self._planner, "mappings", {})
+        sized = [item for item in self._items if item.tensor_data is None or 0 not in item.tensor_data.size]
+        names = (
+            {item.index.fqn: None for item in sized if (item.tensor_data is None) is values} for values in (False, True)
+        )
+        tensors, plain = ({fqn: paths.get(fqn, (fqn,)) for fqn in one} for one in names)
+        return tensors, plain
 
     def contents(self) -> Callable[[Key], Any]:
         items, arrays = {key_of(item): item for item in self._items}, large_arrays(self.forms)

@@ -27,6 +27,7 @@ from .. import _tree
 from .._checkpointer import Checkpointer
 from .._dcp import direct
 from .._dcp.frozen import Frozen
+from .._dcp.loading import items_in
 from .._memory import cloned
 from .._save import Save
 from .._tree.writer import Names
@@ -99,7 +100,7 @@ def load_plain(
     checkpointer: Checkpointer, step: int | None, folder: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What is below "trainer", and this rank's own: None if another number of ranks saved. Every rank calls it."""
-    paths = direct.names_in(checkpointer, folder, step).planner_data.values()
+    paths = items_in(checkpointer, folder, step, ()).paths.values()
     ranks = {path[0] for path in paths if str(path[0]).startswith(RANK)}
     own = f"{RANK}{checkpointer.rank}"
     top = {TRAINER, own} if len(ranks) == checkpointer.world else {TRAINER}

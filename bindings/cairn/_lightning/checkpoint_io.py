@@ -178,10 +178,10 @@ class CheckpointIO(_CheckpointIO):
         self._store.await_path(path)
 
     @contextlib.contextmanager
-    def sharded_reader(self, path: str) -> Iterator[ShardedReader]:
-        """Raises InvalidArgument if no sharded strategy saved this checkpoint."""
+    def sharded_reader(self, path: str, group: Any) -> Iterator[ShardedReader]:
+        """Every rank of the group calls it. Raises InvalidArgument if no sharded strategy saved this checkpoint."""
         folder = local_path(path)
-        with self._store.reader(path) as reader:
+        with self._store.reader(path, group) as reader:
             if not _is_sharded(reader, folder):
                 raise InvalidArgument(
                     f"{path}: expected a checkpoint of cairn.lightning's sharded strategies, found one of a single "
@@ -244,10 +244,10 @@ class ShardedReader:
 
     def __init__(self, checkpointer: Checkpointer, folder: str, cast: str | None) -> None:
         self._checkpointer, self._folder, self._cast = checkpointer, folder, cast
-        metadata = _direct().names_in(checkpointer, folder)
-        self.parts = {str(path[0]) for path in metadata.planner_data.values()}
+        items = _direct().items_in(checkpointer, folder, None, ())
+        self.parts = {str(path[0]) for path in items.paths.values()}
         # Without its tensors.
-        self.rest: dict[str, Any] = _direct().plain_value(metadata, REST) if REST in self.parts else {}
+        self.rest: dict[str, Any] = _direct().plain_value(items, REST) if REST in self.parts else {}
 
     def load_into(self, state: dict[str, Any], strict: bool) -> None:
         _direct().load_into(self._checkpointer, state, folder=self._folder, strict=strict, cast=self._cast)
@@ -260,9 +260,10 @@ def _direct() -> Any:
 
 
 def _is_sharded(reader: Checkpointer, folder: str) -> bool:
-    details = reader._engine.reading.inspect_all(None, folder)
-    with details["hold"]:
-        return any("dcp" in values for values in details["values"])
+    reading = reader._engine.reading
+    chosen = reading.choose(None, folder)
+    with chosen["hold"]:
+        return "dcp" in reading.inspect_part(chosen, 0, [])["values"][0]
 
 
 def _whole(reader: Checkpointer, folder: str) -> dict[str, Any]:

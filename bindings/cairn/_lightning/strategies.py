@@ -32,8 +32,7 @@ class Sharded:
         # FSDP1, torch.compile and activation checkpointing put these into names, but not into those of the state dict.
         names = (_WRAPPER.sub("", name) for name, _ in self.lightning_module.named_buffers())
         buffers = {f"state_dict.{name}" for name in names}
-        group = torch.distributed.group.WORLD if self.world_size > 1 else None
-        self._cairn_io().save_sharded(checkpoint, path, group, buffers)
+        self._cairn_io().save_sharded(checkpoint, path, self._cairn_group(), buffers)
 
     def load_checkpoint(self: Any, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Every rank calls it. Fills the module, and the optimizers if the Trainer fits; returns the rest."""
@@ -44,7 +43,7 @@ class Sharded:
         if self.world_size > 1:
             # Rank 0's save to this path may be in flight.
             self.broadcast(io.await_path(path) if self.global_rank == 0 else None)
-        with io.sharded_reader(path) as reader:
+        with io.sharded_reader(path, self._cairn_group()) as reader:
             missing = [i for i in range(len(optimizers)) if f"{OPTIMIZER}{i}" not in reader.parts]
             if missing:
                 raise InvalidArgument(
@@ -82,6 +81,9 @@ class Sharded:
                 self.checkpoint_io.teardown()
         finally:
             super().teardown()  # type: ignore[misc]
+
+    def _cairn_group(self: Any) -> Any:
+        return torch.distributed.group.WORLD if self.world_size > 1 else None
 
     def _cairn_io(self: Any) -> CheckpointIO:
         io = self.checkpoint_io

@@ -18,6 +18,7 @@ T = TypeVar("T")
 _CALLS = {  # Which call of the Checkpointer exchanges these messages.
     "open": "opens the Checkpointer",
     "dcp": "saves", "dcp items": "saves", "dcp values": "saves", "dcp contents": "saves",
+    "dcp names": "saves", "dcp load": "loads",
 }  # fmt: skip
 
 

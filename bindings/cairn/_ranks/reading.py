@@ -59,15 +59,15 @@ class Reading:
         """Waits for the saves of this process that a reader would read. Raises DeadlineExceeded."""
         _in_flight.wait_for(self._root, step, folder, self._timeout)
 
-    def refuse(self, why: Error) -> None:
-        """In place of `restore`, where this rank's arguments are wrong: the other ranks wait for it."""
+    def refuse(self, why: Exception, step: int | None = None, folder: str = "") -> None:
+        """In place of `restore` or `restore_planned`, where this rank's arguments are wrong: the other ranks wait for it."""
 
         def plan(_: dict[str, Any]) -> _core.ReadPlan:
             raise why
 
         if self._ranks.world > 1:
-            with contextlib.suppress(Error):
-                self._core.restore(None, "", False, lambda: None, plan, None)
+            with contextlib.suppress(Exception):
+                self._core.restore(step, folder, False, lambda: None, plan, None)
 
     def restore(
         self,
@@ -125,6 +125,28 @@ class Reading:
             _log.warning("restored %s: %s", path, remark)
         return plan.finish()
 
+    def restore_planned(
+        self, step: int | None, folder: str, plan: Callable[[dict[str, Any]], _core.ReadPlan], alone: bool
+    ) -> None:
+        """Reads what each rank plans of the checkpoint that rank 0 chooses. `alone`: this rank without the others."""
+        if not alone:
+            self._core.restore(step, folder, False, partial(self.wait_for_saves, step, folder), plan, None)
+            return
+        chosen = self.choose(step, folder)
+        with chosen["hold"]:
+            targets, streams, own, page_cache, begin, finish = plan(chosen)
+            begin()
+            self._read_targets(chosen, targets, streams, True, folder, own, page_cache, None)
+            finish()
+
+    def inspect_part(self, chosen: dict[str, Any], rank: int | None, names: list[str]) -> dict[str, Any]:
+        """What the header of a rank's shard has, and tensors of these names. NotFound if the checkpoint is gone."""
+        return _expect_same(chosen, self._core.inspect_part(chosen["path"], rank, names))
+
+    def inspect_chosen(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """What the headers of all shards have."""
+        return _expect_same(chosen, self._core.inspect(chosen["path"]))
+
     def _begin(
         self, targets: tree_tensors.TargetCollector, plan: _tree.Plan, overwritten: dict[str, str], path: str
     ) -> None:
@@ -135,9 +157,7 @@ class Reading:
     def _own_view(self, details: dict[str, Any], tree: Any) -> replicas.RankView:
         rank, world = self._ranks.rank, self._ranks.world
 
-        def part(of: int | None, names: list[str]) -> dict[str, Any]:
-            return _expect_same(details, self._core.inspect_part(details["path"], of, names))
-
+        part = partial(self.inspect_part, details)
         return replicas.rank_view(
             details | part(replicas.own_shard(details, rank, world), []),
             rank,
@@ -232,11 +252,28 @@ class Reading:
         page_cache: bool | None = None,
     ) -> None:
         """`page_cache` None: where the engine expects that other ranks of this node read the same."""
+        targets = self.targets_of(views)
+        streams = tree_tensors.current_streams(targets.cuda_devices)
+        own = details["world"] == self._ranks.world
+        self._read_targets(details, targets, streams, resume, folder, own, page_cache, progress)
+
+    def targets_of(self, views: Sequence[_core.Tensor | _core.TensorPart]) -> _core.TreeTensors:
         targets = _core.TreeTensors(None)
         for view in views:
             targets.add(view[:7], view[7] if len(view) > 7 else None, None)
-        streams = tree_tensors.current_streams(targets.cuda_devices)
-        own = details["world"] == self._ranks.world
+        return targets
+
+    def _read_targets(
+        self,
+        details: dict[str, Any],
+        targets: _core.TreeTensors,
+        streams: _core.Streams,
+        resume: bool,
+        folder: str,
+        own: bool,
+        page_cache: bool | None,
+        progress: _Progress,
+    ) -> None:
         which = None if folder else details["step"]
         restored = self._core.read(which, folder, targets, streams, resume, own, page_cache, progress)
         if restored["attempt"] != details["attempt"]:
