@@ -22,15 +22,18 @@ AttemptFolder::AttemptFolder(PathAt root, std::string uuid, unsigned mode)
 
 IoTask<Status> AttemptFolder::Make() {
   if (open()) co_return Status::Ok();
-  made_ = true;
+  const bool again = std::exchange(made_, true);
   IoResult made = co_await io::MakeDirectory(path_, mode_);
   if (made.error == ENOSPC || made.error == EDQUOT) {
     // Files may be what is missing, and each spare is one, of whichever rank.
     static_cast<void>(co_await RemoveSparesTask(root_));
     made = co_await io::MakeDirectory(path_, mode_);
   }
-  if (made.error == EEXIST) made_ = false;
-  CAIRN_CO_RETURN_IF_ERROR(std::move(made));
+  // On a full disk this is called twice, and the first time may have made it, but not opened it.
+  if (made.error != EEXIST || !again) {
+    if (made.error == EEXIST) made_ = false;
+    CAIRN_CO_RETURN_IF_ERROR(std::move(made));
+  }
   co_return co_await io::OpenDirectory(path_, /*follow=*/false, fd_);
 }
 
