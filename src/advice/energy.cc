@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "advice/csv_cells.h"
 #include "base/status_macros.h"
 #include "format/fields.h"
 
@@ -25,7 +26,7 @@ class Table {
       std::string_view line = rest.substr(0, end);
       rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
       if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-      table.rows_.push_back(Split(line));
+      table.rows_.push_back(CsvCells(line));
     }
     for (const std::string_view column : columns) {
       const auto& head = table.rows_.empty() ? std::vector<std::string_view>() : table.rows_[0];
@@ -58,16 +59,6 @@ class Table {
 
  private:
   explicit Table(const InstructionFile& file) : file_(file) {}
-
-  static std::vector<std::string_view> Split(std::string_view line) {
-    std::vector<std::string_view> cells;
-    while (true) {
-      const std::size_t comma = line.find(',');
-      cells.push_back(line.substr(0, comma));
-      if (comma == std::string_view::npos) return cells;
-      line.remove_prefix(comma + 1);
-    }
-  }
 
   const InstructionFile& file_;
   std::vector<std::vector<std::string_view>> rows_;

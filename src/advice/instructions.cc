@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "advice/csv_cells.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -49,16 +50,6 @@ struct RankRecords {
 };
 /// [stage][rank of the stage], by number.
 using StageRecords = std::vector<std::vector<RankRecords>>;
-
-std::vector<std::string_view> Split(std::string_view line) {
-  std::vector<std::string_view> cells;
-  while (true) {
-    const std::size_t comma = line.find(',');
-    cells.push_back(line.substr(0, comma));
-    if (comma == std::string_view::npos) return cells;
-    line.remove_prefix(comma + 1);
-  }
-}
 
 template <typename Number>
 std::optional<Number> Parse(std::string_view text) {
@@ -102,7 +93,7 @@ class Reader {
       if (line_ == 1) {
         CAIRN_RETURN_IF_ERROR(ReadColumns(line));
       } else if (!line.empty()) {
-        CAIRN_RETURN_IF_ERROR(ReadRow(Split(line)));
+        CAIRN_RETURN_IF_ERROR(ReadRow(CsvCells(line)));
       }
     }
     if (!has_rank_) return Error(StatusCode::kInvalidArgument, "{}: expected instructions, found none", file_.name);
@@ -111,7 +102,7 @@ class Reader {
 
  private:
   Status ReadColumns(std::string_view line) {
-    const std::vector<std::string_view> found = Split(line);
+    const std::vector<std::string_view> found = CsvCells(line);
     width_ = found.size();
     for (std::size_t i = 0; i < kColumns.size(); ++i) {
       const auto at = std::ranges::find(found, kColumns[i]);
