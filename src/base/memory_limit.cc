@@ -5,6 +5,8 @@
 #include <sstream>
 #include <utility>
 
+#include "base/closed_streams.h"
+
 namespace cairn {
 namespace {
 
@@ -119,6 +121,7 @@ std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
 }
 
 Memory FindMemory(const std::string& root) {
+  TakeClosedStreams();  // Else a file that is only read here could hide from others that its descriptor will be free.
   Memory memory;
   std::ifstream file(root + "/proc/meminfo");
   std::string name;

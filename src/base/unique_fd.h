@@ -1,17 +1,16 @@
 #pragma once
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <utility>
 
 namespace cairn {
 
 /// The only owner of a file descriptor. It ignores errors of close: durable files are closed through IoQueue instead.
 ///
-/// A descriptor of 0 to 2, which a process with closed standard streams gets, is replaced by a higher one: the next
-/// print would go into the file. If that fails, it is invalid, and errno says why.
+/// A descriptor of 0 to 2, which a process with closed standard streams gets, is replaced by a higher one, because the
+/// next print would go into the file, and is then taken as by TakeClosedStreams. If that fails, it is invalid, and
+/// errno says why.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -36,13 +35,7 @@ class UniqueFd {
   }
 
  private:
-  static int Replaced(int fd) {
-    const int higher = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    const int error = errno;
-    ::close(fd);
-    errno = error;
-    return higher;
-  }
+  static int Replaced(int fd);
 
   int fd_ = -1;
 };
