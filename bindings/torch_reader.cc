@@ -147,6 +147,7 @@ void TorchReader::FindTorchCalls() {
     if (*reinterpret_cast<void* const*>(made.ptr() + 1) != PyLong_AsVoidPtr(made.attr(cdata_).ptr())) return;
   }
   impl_is_first_ = true;
+  FindStorageOffset();
   storage_offset_ = reinterpret_cast<AskTorch>(dlsym(library, "aoti_torch_get_storage_offset"));
   if (storage_offset_ == nullptr) return;
   storage_bytes_ = reinterpret_cast<AskTorch>(dlsym(library, "aoti_torch_get_storage_size"));
@@ -162,7 +163,31 @@ void TorchReader::FindVersionCounter(void* library) {
   if (counter == nullptr || VersionCounter(made.attr("detach")()) != counter ||
       VersionCounter(made.attr("data")) == counter) {
     version_counter_ = nullptr;
+    return;
   }
+  torch_version_ = reinterpret_cast<AskVersion>(dlsym(library, "_ZNK2at10TensorBase8_versionEv"));
+}
+
+// Nothing of torch's tells it without making objects. Behind the tensor's table of functions and its counts, and
+// believed only if it is in one place, the same in tensors with different storages.
+void TorchReader::FindStorageOffset() {
+  constexpr std::size_t kWords = 4;
+  std::size_t found = 0;
+  for (const py::object& type : {tensor_, parameter_, tensor_}) {
+    const py::object made = type();
+    const auto* const words = static_cast<const void* const*>(Impl(made));
+    const void* const storage = PyLong_AsVoidPtr(py::object(untyped_storage_(made).attr(cdata_)).ptr());
+    const auto* const at = std::find(words + 1, words + kWords, storage);
+    if (at == words + kWords || (found != 0 && words + found != at)) return;
+    found = static_cast<std::size_t>(at - words);
+  }
+  storage_word_ = found;
+}
+
+const void* TorchReader::StorageId(py::handle tensor) const {
+  if (storage_word_ != 0 && Knows(tensor)) return static_cast<const void* const*>(Impl(tensor))[storage_word_];
+  const py::object storage = Storage(tensor);
+  return storage ? PyLong_AsVoidPtr(py::object(storage.attr(cdata_)).ptr()) : nullptr;
 }
 
 const void* TorchReader::Impl(py::handle tensor) const {
@@ -212,6 +237,10 @@ py::object TorchReader::Storage(py::handle tensor) const {
 }
 
 std::int64_t TorchReader::Version(py::handle tensor) const {
+  if (torch_version_ != nullptr && Knows(tensor)) {
+    const void* const impl = Impl(tensor);
+    return *version_counter_(&impl) == nullptr ? kNoVersion : torch_version_(&impl);
+  }
   if (get_version_ == nullptr) return kNoVersion;
   const auto version = py::reinterpret_steal<py::object>(get_version_->get(tensor.ptr(), get_version_->closure));
   if (version) return PyLong_AsLongLong(version.ptr());

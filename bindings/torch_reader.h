@@ -42,6 +42,9 @@ class TorchReader {
   [[nodiscard]] std::int64_t Room(pybind11::handle tensor, std::size_t item) const;
   /// The tensor's storage, which keeps its memory while nobody resizes it; null for what is no tensor of torch.
   [[nodiscard]] pybind11::object Storage(pybind11::handle tensor) const;
+  /// Which storage it is: the address of torch's own, which may be used again once nobody refers to it, not even
+  /// weakly. Null for what is no tensor of torch.
+  [[nodiscard]] const void* StorageId(pybind11::handle tensor) const;
   /// How often the tensor's content, or that of a tensor with the same memory, was changed in place: torch's
   /// `_version`. kNoVersion for what does not count (inference tensors).
   [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;
@@ -77,6 +80,7 @@ class TorchReader {
   [[nodiscard]] bool IsDType(pybind11::handle tensor, DType dtype) const;
   void FindTorchCalls();
   void FindVersionCounter(void* library);
+  void FindStorageOffset();
   [[nodiscard]] const void* Impl(pybind11::handle tensor) const;
 
   pybind11::object tensor_;
@@ -92,7 +96,12 @@ class TorchReader {
   // torch::autograd::impl::version_counter(const at::Tensor&): its result begins with the address of the count.
   using AskCounter = const void* const* (*)(const void* tensor);
   AskCounter version_counter_ = nullptr;
+  // at::TensorBase::_version() const, which throws for what does not count.
+  using AskVersion = std::int64_t (*)(const void* tensor);
+  AskVersion torch_version_ = nullptr;
   bool impl_is_first_ = false;
+  // Where in torch's own tensor the address of its storage is, in words; 0 if that is not known.
+  std::size_t storage_word_ = 0;
   Method is_neg_;
   Method is_conj_;
   Method untyped_storage_;

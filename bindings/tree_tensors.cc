@@ -402,11 +402,11 @@ std::uint64_t TreeTensors::VersionOf(std::size_t place, Frozen& one, LastSave& l
   if (torch_ == nullptr || !torch_->Knows(tensor)) return 0;
   const std::int64_t writes = torch_->Version(tensor);
   const void* const counter = torch_->VersionCounter(tensor);
-  const py::object storage = torch_->Storage(tensor);
-  if (writes == TorchReader::kNoVersion || counter == nullptr || !storage) return 0;
-  py::object id = storage.attr("_cdata");
+  const void* const id = torch_->StorageId(tensor);
+  if (writes == TorchReader::kNoVersion || counter == nullptr || id == nullptr) return 0;
   const bool same = one.data == given_[place].data && one.writes == writes && one.counter == counter;
-  if (one.version != 0 && same && id.equal(one.storage_id)) return one.version;
+  if (one.version != 0 && same && one.storage_id == id) return one.version;
+  const py::object storage = torch_->Storage(tensor);
   if (py::hasattr(tensor, "_cairn_copy") || !IsAloneInItsMemory(place, storage)) return 0;
   py::object held = torch_->HoldVersionCounter(tensor);
   if (!held) return 0;
@@ -416,7 +416,7 @@ std::uint64_t TreeTensors::VersionOf(std::size_t place, Frozen& one, LastSave& l
          .counter = counter,
          .held_counter = std::move(held),
          .weak_storage = py::module_::import("torch.multiprocessing.reductions").attr("StorageWeakRef")(storage),
-         .storage_id = std::move(id),
+         .storage_id = id,
          .save = one.save};
   return one.version;
 }

@@ -54,7 +54,7 @@ class TreeTensors {
     pybind11::object held_counter;
     // Holds no memory, but keeps the storage's identity from being used again.
     pybind11::object weak_storage;
-    pybind11::object storage_id;
+    const void* storage_id = nullptr;
     std::uint64_t save = 0;  // The last that had a tensor of this name.
   };
 

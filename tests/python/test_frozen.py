@@ -245,6 +245,19 @@ def test_another_model_in_the_same_memory_is_seen(run):
     run.expect_whole()
 
 
+def test_another_storage_at_the_same_address_is_seen(run):
+    """As a `data` that was freed and another that got its memory: the parameter goes on counting as before."""
+    memory = numpy.ones((750, 700), numpy.float32)
+    run.model.base.weight.data = torch.from_numpy(memory)
+    before, _ = run.save()
+    run.model.base.weight.data = torch.from_numpy(memory).fill_(2)
+
+    after, _ = run.save()
+
+    assert after != before
+    run.expect_whole()
+
+
 def test_a_restore_is_seen(run):
     run.save()
     before, _ = run.save()
