@@ -192,6 +192,23 @@ def test_tensors_within_values_are_refused_as_others_are(with_tuples: Path, case
     assert into == state and not (X.any() or Y.any() or HALF.any())
 
 
+class Shade(enum.Enum):
+    RED = 1
+    DARK = 2
+
+
+@pytest.mark.parametrize("value", [Shade.DARK, Shade.RED, (Shade.DARK, 1)])
+def test_a_class_that_cannot_take_the_value_is_an_error(make: Make, value: Any) -> None:
+    """It became None, or the member of that name."""
+    checkpointer = make()
+    saved = (Color.RED, 1) if isinstance(value, tuple) else Color.RED
+    save(checkpointer, "sync", {"e": {"f": saved}, "w": torch.ones(2)})
+    into = {"e": {"f": value}, "w": torch.zeros(2)}
+    with pytest.raises(cairn.InvalidArgument, match=r'e\.f.*Shade, the checkpoint has "RED" of the Enum .*Color'):
+        cairn.dcp.load(into, storage_reader=cairn.dcp.StorageReader(checkpointer))
+    assert into["e"] == {"f": value} and not into["w"].any()
+
+
 def test_tied_tensors_of_values_are_read_into_tied_ones(make: Make) -> None:
     checkpointer, one = make(), torch.ones(6)
     save(checkpointer, "sync", {"t": (one, one), "u": one, "same": (torch.ones(6),)})

@@ -1,6 +1,7 @@
 """The codec between trees and named tensors: names, round trips, restores in place, refusals."""
 
 import collections
+import enum
 import gc
 import itertools
 import json
@@ -252,6 +253,16 @@ class TestClassesOfTheTarget:
         assert type(found["p"]) is Point and found["p"].y == [1]
         assert found["p"].x is like["p"].x and torch.equal(found["p"].x, torch.ones(2))
         assert found["s"] == {Mode.TRAIN}
+
+    @pytest.mark.parametrize("like", [Flags.A, Level.LOW])
+    def test_an_enum_of_another_class_is_an_error_also_with_a_member_of_that_name(self, like):
+        class Other(enum.Enum):
+            A = 2
+
+        with pytest.raises(
+            InvalidArgument, match=r'mode: the tree has .*, the checkpoint has "A" of the Enum .*Other; None'
+        ):
+            restore(save({"mode": Other.A}), {"mode": like})
 
     def test_without_a_target_they_are_stand_ins_that_can_be_saved_again(self):
         saved = save({"mode": Mode.EVAL, "p": Point(1, 2)})

@@ -107,6 +107,11 @@ class StoredItems:
 
         return self._walk(fqn, leaf, like, False)[0]
 
+    def unlike(self, fqn: str, like: Any) -> list[str]:
+        """How the value that an fqn's replaces is of another class, which cannot take it."""
+        _, reader = self._walk(fqn, lambda _kind, like, _name, _strict: like, like, False)
+        return [self._readable(fqn, one) for one in reader.differ]
+
     def inner(self, fqn: str, like: Any) -> tuple[list[Inner], list[str]]:
         """The tensors in `like`, which the value of an fqn is to take the place of, and what keeps these from being filled."""
         found: list[Inner] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from .._tree.optimizer_states import DECIDING, Regrouped
 from .._tree.paths import listed, uncompiled
 from .._tree.schedulers import refuse_order
 from .._tree.tensors import dtype_name, memory_view
-from .._tree.values import holds_tensor, is_plain
+from .._tree.values import holds, is_plain
+from .._tree.writer import SIMPLE
 from .left_out import OTHER_CLASS
 from .stored import Chunk, Inner, StoredItems, part_of
 from .tiles import Box, common, overlap, untiled
@@ -154,14 +156,22 @@ def check_kinds(fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> Non
 
 def inner_targets(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> list[Inner]:
     """The tensors within the values that these replace. InvalidArgument if one would not be filled: it would stay as it is,
-    and another one come into the state. `fqns` and `flat` as in `check_numbers`."""
+    and another one come into the state; or if a value's class cannot take the checkpoint's. `fqns` and `flat` as in
+    `check_numbers`."""
     found: list[Inner] = []
     unlike: list[str] = []
+    classes: list[str] = []
     for fqn in fqns:
-        if fqn in stored.values and fqn in flat and holds_tensor(flat[fqn]):
-            targets, differ = stored.inner(fqn, flat[fqn])
+        if fqn not in stored.values or type(like := flat.get(fqn)) in SIMPLE:
+            continue
+        if holds(like, torch.Tensor):
+            targets, differ = stored.inner(fqn, like)
             found += targets
             unlike += differ
+        elif holds(like, Enum):
+            classes += stored.unlike(fqn, like)
+    if classes:
+        raise InvalidArgument(f"{where}: {listed(classes)}")
     if unlike:
         raise InvalidArgument(
             f"{where}: tensors within tuples and other values differ from the checkpoint's: {listed(unlike)}: make them as "

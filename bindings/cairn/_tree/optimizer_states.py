@@ -12,7 +12,7 @@ from typing import Any
 
 from .._errors import counted
 from .paths import fields_of, uncompiled
-from .values import holds_tensor
+from .values import holds
 
 _log = logging.getLogger("cairn")
 _ADAM = {"step": None, "exp_avg": None, "exp_avg_sq": None}
@@ -174,7 +174,9 @@ def _hidden(value: Any) -> Any:
         return {key: _hidden(child) for key, child in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_hidden, value))
-    is_torchs = not isinstance(value, Iterable) or (holds_tensor(value) and not fields_of(type(value)))
+    is_torchs = not isinstance(value, Iterable) or (
+        holds(value, sys.modules["torch"].Tensor) and not fields_of(type(value))
+    )
     return value if is_torchs else _Whole(value)
 
 

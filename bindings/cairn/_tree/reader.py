@@ -145,10 +145,12 @@ class Reader:
                 return self._set(frozenset if kind == "frozenset" else set, rest, like, name, strict)
             case ["state", inner]:
                 return self.node(inner, like, name, strict)
-            case ["enum", str(), str(member)] if isinstance(like, Enum):
-                if member not in type(like).__members__:
-                    self._differs(name, like, f'"{member}"')
-                return type(like).__members__.get(member)
+            case ["enum", str(kind), str(member)] if isinstance(like, Enum):
+                known = values.member_of(type(like), member)
+                if known is None or not _is_named(type(like), kind):
+                    of = kind.replace(":", ".")
+                    self._differs(name, like, f'"{member}" of the Enum {of}; None in its place takes that')
+                return known
         if strict and not is_plain(like):
             self._differs(name, like, "a plain value")
         match node:
@@ -383,6 +385,11 @@ def is_lazy(value: Any) -> bool:
 
 def _plain(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
+
+
+def _is_named(kind: type, path: str) -> bool:
+    """Whether a class has the last name of this path: its module may have moved."""
+    return kind.__qualname__.rpartition(".")[2] == path.rpartition(":")[2].rpartition(".")[2]
 
 
 def _is_simple(children: Collection[Any]) -> bool:

@@ -100,15 +100,15 @@ def is_plain(value: Any, depth: int = MAX_DEPTH) -> bool:
     return bool(numpy and isinstance(value, numpy.generic))
 
 
-def holds_tensor(value: Any) -> bool:
-    """Whether it is one of torch's tensors, or has one in dicts, lists and the like."""
-    if isinstance(value, sys.modules["torch"].Tensor):
+def holds(value: Any, kind: type) -> bool:
+    """Whether it is one of this class, or has one in dicts, lists and the like."""
+    if isinstance(value, kind):
         return True
     fields = dataclass_fields(value)
     if fields is None and not isinstance(value, (dict, list, tuple, deque)):
         return False
     children = fields.values() if fields is not None else value.values() if isinstance(value, dict) else value
-    return any(map(holds_tensor, children))
+    return any(holds(child, kind) for child in children)
 
 
 def read(node: Any, scalar: Callable[[Any], Any]) -> Any:
