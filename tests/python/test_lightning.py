@@ -27,6 +27,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer, see
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
 
@@ -655,6 +656,33 @@ def test_a_cast_that_keeps_every_value_is_logged_once(tmp_path: Path, caplog: py
     caplog.set_level(logging.INFO, "cairn")
     fit(ckpt_path=tmp_path / "narrow.ckpt", max_epochs=2, default_root_dir=tmp_path)
     assert len([one for one in caplog.messages if "to another dtype, none with a loss: net.0.weight (BF16" in one]) == 1
+
+
+class Tenfold(torch.nn.Linear):
+    """Its weight was a tenth of what it is, until version 2."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *more: Any) -> None:
+        if (metadata.get("version") or 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 10
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+class Versioned(Model):
+    def __init__(self, wrapped: bool) -> None:
+        super().__init__()
+        self.net[0] = checkpoint_wrapper(Tenfold(4, 8)) if wrapped else Tenfold(4, 8)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_module_keeps_its_states_version_however_it_is_wrapped(tmp_path: Path, wrapped: bool) -> None:
+    saved = fit(ModelCheckpoint(tmp_path, filename="one"), model=Versioned(wrapped), max_epochs=1)
+    path = tmp_path / "one.ckpt"
+    other = Versioned(not wrapped)
+    a_trainer(cairn.lightning.Callback()).validate(other, batches(), ckpt_path=path, verbose=False)
+    for loaded in (other, cairn.lightning.load_from_checkpoint(Versioned, path, wrapped=not wrapped)):
+        same(dict(loaded.state_dict()), dict(saved.state_dict()))
 
 
 def test_two_tensors_do_not_go_into_tied_weights(tmp_path: Path) -> None:

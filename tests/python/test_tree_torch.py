@@ -9,6 +9,7 @@ from cairn._errors import InvalidArgument
 from cairn._tree import build
 from flat import flatten
 from optimizer_jobs import in_part, older, refused
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from trees import Loader, Mode, restore, same, save
 
 
@@ -101,6 +102,45 @@ def used_lazy():
     module = torch.nn.LazyLinear(2)
     module(torch.ones(1, 3))
     return module
+
+
+class Tenfold(torch.nn.Linear):
+    """Its weight was a tenth of what it is, until version 2."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        if (metadata.get("version") or 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 10
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+def wrapped_within(module):
+    module[0] = checkpoint_wrapper(module[0])
+    return module
+
+
+WRAPPERS = {
+    "not wrapped": lambda module: module,
+    "compiled": torch.compile,
+    "checkpointed": checkpoint_wrapper,
+    "checkpointed within": wrapped_within,
+    "both": lambda module: torch.compile(wrapped_within(module)),
+}
+
+
+class TestWrappers:
+    @pytest.mark.parametrize("given", WRAPPERS)
+    @pytest.mark.parametrize("saved", WRAPPERS)
+    def test_a_module_keeps_its_states_version_however_it_is_wrapped(self, saved, given):
+        """torch's names in _metadata are those with the wrappers, and load_state_dict migrates what has no version."""
+        one, other, third = (
+            WRAPPERS[how](torch.nn.Sequential(Tenfold(2, 2), torch.nn.BatchNorm1d(2))) for how in (saved, given, given)
+        )
+        torch.nn.init.ones_(next(one.parameters()))
+        restore(save({"x": one}), {"x": other})
+        third.load_state_dict(restore(save({"x": one.state_dict()}), {"x": third.state_dict()})["x"])
+        assert [next(of.parameters()).mean().item() for of in (other, third)] == [1, 1]
 
 
 RESHAPED = {

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .._errors import InvalidArgument
-from .._tree.paths import MAX_DEPTH, kind_name, listed, refuse_classless, shown
+from .._tree.paths import MAX_DEPTH, kind_name, listed, refuse_classless, shown, unwrapped
 from .._tree.taken import elements_of, items_of
 
 _log = logging.getLogger("cairn")
@@ -26,8 +26,6 @@ _LISTED = 5
 ModuleMetadata: TypeAlias = dict[str, dict[str, Any]]
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, DTensor, int, float, bool, str, bytes, type(None)})
 USUAL = {"version": 1}  # What nearly all modules have.
-# What wraps modules has names in `_metadata`, which get_model_state_dict leaves there, but not in those of the tensors.
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _DATA_PARALLEL = "module"  # The first name, of DistributedDataParallel's.
 
 
@@ -114,12 +112,13 @@ def made_with_metadata(saved: ModuleMetadata, state: Any, place: str = "") -> An
 
 
 def _versions(saved: Mapping[str, dict[str, Any]], names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What the checkpoint says of these modules, which may be wrapped otherwise than those that were saved."""
-    unwrapped = {name: [part for part in name.split(".") if part not in _WRAPPERS] for name in (*saved, *names)}
-    in_one = any(unwrapped[name][:1] == [_DATA_PARALLEL] for name in saved) != any(
-        unwrapped[name][:1] == [_DATA_PARALLEL] for name in names
+    """What the checkpoint says of these modules, which may be wrapped otherwise than those that were saved:
+    get_model_state_dict takes wrappers out of the names of tensors, not out of `_metadata`."""
+    split = {name: unwrapped(name).split(".") for name in (*saved, *names)}
+    in_one = any(split[name][0] == _DATA_PARALLEL for name in saved) != any(
+        split[name][0] == _DATA_PARALLEL for name in names
     )
-    plain = {name: ".".join(parts[in_one and parts[:1] == [_DATA_PARALLEL] :]) for name, parts in unwrapped.items()}
+    plain = {name: ".".join(parts[in_one and parts[0] == _DATA_PARALLEL :]) for name, parts in split.items()}
     known = {plain[name]: of for name, of in saved.items()}
     return {name: {**known.get(plain[name], USUAL)} for name in names}
 

@@ -16,7 +16,7 @@ from .._tree.optimizer_states import names_of
 from .._tree.schedulers import is_of, refuse_order, warn_of_unlike
 from .checkpoint_io import CheckpointIO
 from .package import pl
-from .values import check_into
+from .values import check_into, fit_versions
 
 CALLBACK = "cairn.lightning.Callback"  # Its state's key. The state says what is known of the optimizers.
 
@@ -74,8 +74,9 @@ def _checking(load: Any, check: Any) -> Any:
 
 
 def _check_module(strategy: Any, io: CheckpointIO, checkpoint: Any, _: contextlib.ExitStack) -> Any:
-    becomes = _dtype_of(strategy.precision_plugin)
-    check_into(strategy.lightning_module, checkpoint["state_dict"], io.read_from, io.cast, becomes).log(io.read_from)
+    becomes, state = _dtype_of(strategy.precision_plugin), checkpoint["state_dict"]
+    check_into(strategy.lightning_module, state, io.read_from, io.cast, becomes).log(io.read_from)
+    fit_versions(strategy.lightning_module, state)
     return checkpoint
 
 

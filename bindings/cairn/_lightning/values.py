@@ -13,7 +13,7 @@ import torch
 from .. import _core
 from .._errors import InvalidArgument
 from .._tree.casts import Casts, allows_loss
-from .._tree.paths import is_stateful
+from .._tree.paths import is_stateful, versions_along
 from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import dataclass_fields
 
@@ -60,6 +60,17 @@ def to_device(value: Any, device: torch.device) -> Any:
     if type(value) in (list, tuple):
         return type(value)(to_device(child, device) for child in value)
     return value
+
+
+def fit_versions(module: Any, loaded: Any) -> bool:
+    """Gives a checkpoint's state dict of a module the versions by this module's names, which may be wrapped otherwise.
+    Whether that changes them."""
+    saved = getattr(loaded, "_metadata", None)
+    found = versions_along(saved, getattr(module.state_dict(), "_metadata", None))
+    if found == saved:
+        return False
+    loaded._metadata = found
+    return True
 
 
 def check_into(

@@ -15,6 +15,7 @@ from .._errors import Corrupt, InvalidArgument
 
 MAX_DEPTH = 64  # Levels of one tree.
 _COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
+_WRAPPERS = frozenset({_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _READS_OTHERWISE = re.compile(r"(?:0|-?[1-9][0-9]*|True|False|None|__metadata__)?")
 
 
@@ -88,6 +89,23 @@ def uncompiled(name: str) -> str:
         return name
     parts = [".".join(word for word in part.split(".") if word != _COMPILED) for part in name.split("/")]
     return "/".join(parts)
+
+
+def unwrapped(name: str) -> str:
+    """A module's name, without those of what wraps it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def versions_along(stored: Any, given: Any) -> Any:
+    """The `_metadata` of a module's saved state dict, by the names of that in `given`, which torch reads it by: its modules
+    may be wrapped otherwise now."""
+    if not (isinstance(stored, dict) and isinstance(given, dict)):
+        return stored
+    names = {str(name): unwrapped(str(name)) for name in (*stored, *given)}
+    if all(name == plain for name, plain in names.items()):
+        return stored
+    plain = {names[str(name)]: value for name, value in stored.items()}  # What is wrapped comes after its wrapper.
+    return {name: plain[names[str(name)]] for name in given if names[str(name)] in plain}
 
 
 def is_stateful(value: Any) -> bool:

@@ -27,6 +27,7 @@ from .paths import (
     part_of,
     readable,
     uncompiled,
+    versions_along,
 )
 from .values import is_plain
 from .writer import SIMPLE, Names, Writer
@@ -119,7 +120,7 @@ class Reader:
                 keys = [key_of(key) for key in rest[::2]]
                 ordered = OrderedDict(self._mapping(node, keys, rest[1::2], like, name, strict))
                 if metadata is not None:
-                    vars(ordered)["_metadata"] = _uncompiled_metadata(above, _metadata_of(like))
+                    vars(ordered)["_metadata"] = versions_along(above, _metadata_of(like))
                 return ordered
             case ["list", *rest]:
                 return self._sequence(node, rest, like, name, strict)
@@ -421,16 +422,6 @@ def _renamed(stored: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
 
 def _metadata_of(like: Any) -> Any:
     return vars(like).get("_metadata") if isinstance(like, OrderedDict) else None
-
-
-def _uncompiled_metadata(stored: Any, given: Any) -> Any:
-    """A state dict's `_metadata`, which torch reads by the module's own names."""
-    if not (isinstance(stored, dict) and isinstance(given, dict)):
-        return stored
-    if not any(is_compiled(str(name)) for name in (*stored, *given)):
-        return stored
-    plain = {uncompiled(str(name)): value for name, value in stored.items()}
-    return {name: plain[uncompiled(name)] for name in given if uncompiled(name) in plain}
 
 
 def kinds_in(node: Any, name: str) -> dict[str, str]:
