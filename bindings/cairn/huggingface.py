@@ -48,6 +48,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from ._checkpointer import Checkpointer
+from ._dcp.containers import metadata_of
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from ._huggingface import sharded
 from ._huggingface.contents import (
@@ -276,6 +277,7 @@ class TrainerMixin(_Base):
             "pinned": of_rank_0[1],
             "last_logged": self._globalstep_last_logged,
             "known": vars(Known.of(self.optimizer, model)),
+            "modules": metadata_of(model.state_dict()),
             "class": type(model).__name__.removeprefix("FSDP"),  # As fully_shard calls it.
             "scheduler": self.lr_scheduler.state_dict(),
             "scheduler_classes": classes_of(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)),
@@ -313,7 +315,7 @@ class TrainerMixin(_Base):
         except InvalidArgument as error:
             raise InvalidArgument(f"{error}\n  {_anew(found['path'])}") from error
         trainer = restored[TRAINER]
-        load_weights(model, {name: restored[name] for name in weights}, partial)
+        load_weights(model, {name: restored[name] for name in weights}, partial, trainer.get("modules"))
         run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}
         run.restored |= {key: trainer.get(key) for key in ("last_logged", "scheduler_classes")}
         self._resume_state(run, trainer)
@@ -406,7 +408,7 @@ class TrainerMixin(_Base):
             trainer, best = read_model(checkpointer, self.state.best_global_step)
         saved = {name: dtype_name(name, one) for name, one in best.items() if isinstance(one, torch.Tensor)}
         check_dtypes(live_weights(self.model, trainer["frozen"] is not None), saved, folder, self._cast)
-        load_weights(self.model, best, trainer["frozen"] is not None)
+        load_weights(self.model, best, trainer["frozen"] is not None, trainer.get("modules"))
 
     # Internal
 

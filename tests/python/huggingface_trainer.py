@@ -30,6 +30,23 @@ def a_gpt2(**config: Any) -> Any:
     )
 
 
+class Tenfold(torch.nn.LayerNorm):  # type: ignore[misc]
+    """Its weight was a tenth of what it is, until version 2."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *more: Any) -> None:
+        if (metadata.get("version") or 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 10
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+def versioned(model: Any) -> Any:
+    """With a module whose state has a version."""
+    model.transformer.ln_f = Tenfold(16)
+    return model
+
+
 def data(rows: int = 40) -> list[dict[str, Any]]:
     ids = torch.randint(0, 32, (rows, 8), generator=torch.Generator().manual_seed(3))
     return [{"input_ids": row, "labels": row} for row in ids]

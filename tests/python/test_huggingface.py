@@ -30,6 +30,7 @@ from huggingface_trainer import (
     steps,
     torch,
     transformers,
+    versioned,
 )
 from jobs import ENVIRONMENT
 
@@ -79,6 +80,17 @@ def test_resumed_training_is_the_uninterrupted_one(tmp_path: Path, settings: dic
         again = a_trainer(tmp_path / "stock", transformers.Trainer, **settings)
         theirs = again.train(resume_from_checkpoint=str(tmp_path / f"stock/checkpoint-{resume}"))
         assert resumed_result.training_loss == pytest.approx(theirs.training_loss, rel=1e-6)
+
+
+def test_modules_keep_the_version_of_their_state(tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
+    transformers.set_seed(1)
+    whole = a_trainer(tmp_path, model=versioned(a_gpt2()), **best)
+    whole.train()
+    assert whole.state.best_global_step == 4
+    resumed = a_trainer(tmp_path, model=versioned(a_gpt2()), max_steps=4)
+    resumed.train(resume_from_checkpoint=2)
+    assert_same_weights(resumed.model, whole.model)
 
 
 def test_training_goes_on_from_a_stock_checkpoint(tmp_path: Path) -> None:

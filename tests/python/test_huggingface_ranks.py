@@ -31,7 +31,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
-from huggingface_trainer import a_gpt2, a_trainer, hf, losses, torch, transformers
+from huggingface_trainer import a_gpt2, a_trainer, hf, losses, torch, transformers, versioned
 class Sharding(hf.Trainer):
     # accelerate shards only on accelerators; its state says so. FSDP2 itself, and the rest of accelerate, run on CPUs.
     def create_accelerator_and_postprocess(self):
@@ -46,7 +46,7 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 def train(output, fsdp=False, resume=None, dtype=None, tied=True, **settings):
     kind = Sharding if fsdp else hf.Trainer
-    settings["model"] = a_gpt2(tie_word_embeddings=tied).to(dtype)
+    settings["model"] = versioned(a_gpt2(tie_word_embeddings=tied)).to(dtype)
     trainer = a_trainer(Path(output), kind, ddp_backend="gloo", per_device_train_batch_size=2, **settings)
     trainer.train(resume_from_checkpoint=resume)
     weights = {name: whole(tensor).tolist() for name, tensor in trainer.model.state_dict().items()}

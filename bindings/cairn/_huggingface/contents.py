@@ -11,11 +11,13 @@ lists what it does not know in a shard; with such names that is one line for eac
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from .._dcp.containers import ModuleMetadata, give_metadata
 from .._errors import Corrupt, InvalidArgument
 from .._memory import cloned
 from .._ranks.digests import digest
@@ -81,10 +83,24 @@ def check_dtypes(weights: Mapping[str, Any], saved: Mapping[str, str], where: st
     casts.raise_refused(where)
 
 
-def load_weights(model: Any, weights: Mapping[str, Any], only_trainable: bool) -> None:
-    """Puts into the model what `live_weights` names."""
+def versioned(model: Any, weights: Mapping[str, Any], modules: ModuleMetadata | None) -> Mapping[str, Any]:
+    """Weights for the model's load_state_dict, with the versions of its modules' state at the save: without them it takes
+    that for state of the first version, and migrates it. None: the checkpoint is of before they were kept."""
+    own = getattr(model.state_dict(), "_metadata", None)
+    if modules is None or own is None:
+        return weights
+    made = OrderedDict(weights)
+    vars(made)["_metadata"] = own
+    give_metadata(modules, "", made)
+    return made
+
+
+def load_weights(
+    model: Any, weights: Mapping[str, Any], only_trainable: bool, modules: ModuleMetadata | None = None
+) -> None:
+    """Puts into the model what `live_weights` names. `modules`: see `versioned`."""
     if not only_trainable:
-        model.load_state_dict(weights)
+        model.load_state_dict(versioned(model, weights, modules))
         return
     with torch.no_grad():
         for name, tensor in live_weights(model, True).items():

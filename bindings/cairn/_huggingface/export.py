@@ -22,7 +22,7 @@ from .._errors import AlreadyExists, InvalidArgument, Unsupported
 from .._ranks.replicas import tree_text
 from .._tree.codec import Stored
 from . import sharded
-from .contents import FORMAT, RANK, TRAINER
+from .contents import FORMAT, RANK, TRAINER, versioned
 
 _log = logging.getLogger("cairn")
 _DRAFT = ".export"  # Ends the hidden folder in which an export is made.
@@ -173,7 +173,7 @@ def _skeleton(trainer: dict[str, Any], weights: dict[str, Any], folder: Path) ->
     (folder / CONFIG_NAME).write_text(trainer["config"], encoding="utf-8")
     with torch.device("meta"):
         model = kind(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(versioned(model, weights, trainer.get("modules")), assign=True)
     if trainer["generation_config"] is not None:
         (folder / GENERATION_CONFIG_NAME).write_text(trainer["generation_config"], encoding="utf-8")
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)

@@ -60,8 +60,10 @@ def start(
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
         read_files()
         weights = get_model_state_dict(model)
+        for name in weights.keys() - parameters:
+            weights[name] = _copied(weights[name])
         state = {
-            "model": {name: one if name in parameters else _copied(one) for name, one in weights.items()},
+            "model": weights,
             "optimizer": get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer)),
             TRAINER: _as_state(shared),
             f"{RANK}{checkpointer.rank}": _as_state(own),
