@@ -30,7 +30,7 @@ from ._ranks.schedule import Interval, Schedule
 from ._save import Save
 from ._stop import Stop
 from ._tree import tensors as tree_tensors
-from ._tree.frozen import FrozenNames, FrozenParameters
+from ._tree.frozen import FrozenNames, FrozenParameters, frozen_expression
 
 if TYPE_CHECKING:
     from ._core import Checkpointer as CoreCheckpointer
@@ -264,7 +264,7 @@ class Engine:
             self._has_frozen = True
         elif patterns := replication.patterns_of("frozen", frozen or ()):
             self._warn_of_unmatched("frozen", patterns, unmatched)
-            tensors.core.freeze(named(replication.expression(patterns)))
+            tensors.core.freeze(named(frozen_expression(patterns)))
 
     def _warn_of_unmatched(
         self, option: str, patterns: Iterable[str], unmatched: Callable[[Iterable[str]], list[str]]

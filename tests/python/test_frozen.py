@@ -218,6 +218,18 @@ def test_copied_buffers_are_written_with_the_rest(run):
     run.expect_whole()
 
 
+def test_what_batch_norm_collects_is_not_frozen(run):
+    """Torch counts no write of forward's, and a state dict does not say what is a buffer."""
+    run.model.base.norm = torch.nn.BatchNorm1d(700, momentum=0.5).requires_grad_(False)
+    for step in range(3):
+        run.model.base.norm(torch.rand(4, 700))
+        run.checkpointer.save(step, {"model": run.model.state_dict()}, frozen="model/base*").wait()
+        held = run.checkpointer.load(step)["model"]
+        for name, value in run.model.base.norm.state_dict().items():
+            assert torch.equal(held[f"base.norm.{name}"], value), name
+    assert len({*map(str, (kept(one.path) for one in run.checkpointer.checkpoints()))}) == 1
+
+
 def test_another_memory_is_seen(run):
     before, _ = run.save()
     run.model.base.weight.data = torch.full((750, 700), 2.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from .._ranks.replicas import expression
 from .parameters import modules_in
 from .paths import join, part_of
 
@@ -24,6 +27,15 @@ class FrozenNames:
 
     def match(self, name: str) -> str | None:
         return name if name in self.names else None
+
+
+@lru_cache(maxsize=64)
+def frozen_expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches names that match all of one of the patterns, but for what a batch norm writes in forward: torch counts no
+    such write, and a `state_dict()` does not say that it is a buffer. The same object for the same patterns, mostly."""
+    return re.compile(
+        rf"(?!(?s:.*[./])?(?:running_mean|running_var|num_batches_tracked)\Z)(?:{expression(patterns).pattern})"
+    )
 
 
 class FrozenParameters:
