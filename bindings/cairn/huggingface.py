@@ -368,9 +368,10 @@ class TrainerMixin(_Base):
         if not run.sharded:
             state = run.take("optimizer")
             load_checked(self.optimizer, state, self._fit(run, state, run.folder))
+        own, saved = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler), run.take("scheduler")
         if classes := run.restored.get("scheduler_classes"):
-            warn_of_unlike(run.folder, [getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)], [classes])
-        self.lr_scheduler.load_state_dict(run.take("scheduler"))
+            warn_of_unlike(run.folder, [own], [classes], [saved])
+        self.lr_scheduler.load_state_dict(saved)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if (run := self._resumed(checkpoint)) is None:

@@ -1,5 +1,6 @@
 """Trees of torch's objects: training goes on bit-exactly from what comes back."""
 
+import itertools
 from typing import Any
 
 import numpy
@@ -7,6 +8,7 @@ import pytest
 import torch
 from cairn._errors import InvalidArgument
 from cairn._tree import build
+from cairn._tree.schedulers import warn_of_unlike
 from flat import flatten
 from optimizer_jobs import in_part, older, refused
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -293,6 +295,40 @@ class TestTorch:
         older_text = older(save({"s": new("StepLR")}), "schedulers")
         restore(older_text, {"s": new("StepLR")})
         assert "another scheduler class" in refused(older_text, {"s": new("ExponentialLR")})
+
+    @pytest.mark.parametrize("of", ["LambdaLR", "MultiplicativeLR"])
+    def test_schedulers_whose_functions_have_other_attributes(self, of, caplog):
+        class Halving:
+            def __init__(self, **attributes):
+                vars(self).update(attributes)
+
+            def __call__(self, step):
+                return 0.5
+
+        functions = {"none": lambda step: 0.5, "every": Halving(every=3), "every, of": Halving(every=3, of=1)}
+
+        def new(function):
+            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+            return getattr(torch.optim.lr_scheduler, of)(optimizer, function)
+
+        for saved, given in itertools.product(functions, repeat=2):
+            for form in (lambda scheduler: scheduler, lambda scheduler: scheduler.state_dict()):
+                had, has = save({"s": form(new(functions[saved]))}), {"s": form(new(functions[given]))}
+                if saved == given:
+                    restore(had, has)
+                    continue
+                said = f"s: another function: the attributes of the tree's lr_lambdas.0 are {given}, the checkpoint's {saved}"
+                assert said in refused(had, has)
+            restore(had, {"s": None})
+        warn_of_unlike("x", [new(functions["none"])], [[of]], [new(functions["every"]).state_dict()])
+        assert "x: a scheduler has another function: the attributes of the tree's lr_lambdas.0 are none" in caplog.text
+
+    def test_a_schedulers_state_dict_of_another_class(self):
+        rates = torch.optim.lr_scheduler
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        steps, falls = (one.state_dict() for one in (rates.StepLR(optimizer, 3), rates.ExponentialLR(optimizer, 0.9)))
+        assert "s: another scheduler class: the tree's has base_lrs, gamma" in refused(save({"s": steps}), {"s": falls})
+        restore(save({"s": steps}), {"s": None})
 
     def test_objects_that_only_their_position_tells_apart(self):
         class Other(Loader):

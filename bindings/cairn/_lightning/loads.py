@@ -39,8 +39,8 @@ def known_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def tell_schedulers(path: str, checkpoint: Mapping[str, Any], trainer: Any) -> None:
     """Warns of schedulers that Lightning will give the state of others, or none."""
     own = [one.scheduler for one in trainer.lr_scheduler_configs]
-    saved = known_of(checkpoint).get("schedulers") or [[] for _ in checkpoint.get("lr_schedulers", ())]
-    warn_of_unlike(path, own, saved)
+    states = checkpoint.get("lr_schedulers", ())
+    warn_of_unlike(path, own, known_of(checkpoint).get("schedulers") or [[] for _ in states], states)
 
 
 def check_classes(path: str, optimizers: list[Any], checkpoint: Mapping[str, Any], module: Any) -> None:

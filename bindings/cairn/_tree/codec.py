@@ -20,7 +20,7 @@ from .packed import unpack
 from .parameters import TreeModules, modules_in, objects_in
 from .paths import MAX_DEPTH, class_of, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
-from .schedulers import classes_of, is_of, unlike_class, unlike_groups, unlike_options, unlike_order
+from .schedulers import classes_of, is_of, unlike_class, unlike_functions, unlike_groups, unlike_options, unlike_order
 from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
@@ -231,7 +231,7 @@ def plan_restore(
         own = class_of(holder)
         if (kind := objects.get(name)) and kind not in names_of(own):
             how = f"the tree has {own.__name__}, the checkpoint has the state of {kind}"
-        return how or (unlike_groups(state, node) if is_scheduler else None)
+        return how or ((unlike_groups(state, node) or unlike_functions(state, node)) if is_scheduler else None)
 
     reader = Reader(
         leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all, fit=fit, unlike=unlike

@@ -29,6 +29,7 @@ from .paths import (
     uncompiled,
     versions_along,
 )
+from .schedulers import unlike_state
 from .values import is_plain
 from .writer import SIMPLE, Names, Writer
 
@@ -224,6 +225,8 @@ class Reader:
                 raise Corrupt(f"the checkpoint's tree: {readable(name)}: expected one value for each key")
         if strict and isinstance(like, dict) and "param_groups" in like:
             self.differ += unlike_numbers(like, node, name)
+        if strict and isinstance(like, dict) and (how := unlike_state(like, node)):
+            self.differ.append(f"{readable(name)}: {how}; None in its place takes that")
         if self._match_all and type(like) in (dict, OrderedDict):
             found = self._match_all(keys, nodes, like, name)
             if found is not None:

@@ -69,6 +69,28 @@ def unlike_groups(state: Any, saved: Any) -> str | None:
     return None
 
 
+def unlike_functions(state: Any, saved: Any) -> str | None:
+    """The same for the functions of a LambdaLR or MultiplicativeLR. Those that are objects have attributes in its state, which
+    torch puts into whatever is in their place. `saved`: the state, or its text."""
+    own, theirs = (of.get("lr_lambdas") if isinstance(of, Mapping) else None for of in (state, saved))
+    if not isinstance(own, list) or not isinstance(theirs, list):
+        return None
+    for i, (mine, other) in enumerate(zip(own, theirs[theirs[:1] == ["list"] :], strict=False)):
+        names, saved_names = (sorted(of) if isinstance(of, Mapping) else [] for of in (mine, other))
+        if names != saved_names:
+            here, there = (listed(of, 8) or "none" for of in (names, saved_names))
+            return f"another function: the attributes of the tree's lr_lambdas.{i} are {here}, the checkpoint's {there}"
+    return None
+
+
+def unlike_state(state: Mapping[str, Any], saved: Any) -> str | None:
+    """How a torch scheduler's state_dict() in the tree differs from the saved one, which replaces it; None if it does not, or
+    is none."""
+    if "_last_lr" not in state or not isinstance(saved, Mapping) or "_last_lr" not in saved:
+        return None
+    return unlike_options(state, saved) or unlike_groups(state, saved) or unlike_functions(state, saved)
+
+
 def is_of(scheduler: Any, fit: Fit) -> bool:
     """Whether it sets the rates of the optimizer that was compared."""
     held = getattr(scheduler, "__dict__", {})
@@ -105,14 +127,18 @@ def refuse_order(where: str, name: str, saved: Any, regrouped: Regrouped | None)
         raise InvalidArgument(f"{where}: {name}: {how}")
 
 
-def warn_of_unlike(where: str, own: Sequence[Any], saved: Sequence[list[str]]) -> None:
-    """For a framework that gives each scheduler the state of its place, whatever that is. `saved` are their classes."""
+def warn_of_unlike(where: str, own: Sequence[Any], saved: Sequence[list[str]], states: Sequence[Any]) -> None:
+    """For a framework that gives each scheduler the state of its place, whatever that is. `saved` are their classes, and
+    `states` what it gives."""
     if len(own) != len(saved):
         of = counted(len(own), "scheduler")
         _log.warning("%s: the module has %s, the checkpoint has the state of %d", where, of, len(saved))
     for scheduler, classes in zip(own, saved, strict=False):
         if classes and (how := unlike_class(scheduler, classes)):
             _log.warning("%s: another scheduler class: %s", where, how)
+    for scheduler, state in zip(own, states, strict=False):
+        if _flat(scheduler) and (how := unlike_functions(scheduler.state_dict(), state)):
+            _log.warning("%s: a scheduler has %s", where, how)
 
 
 def _told(kinds: list[str]) -> str:
