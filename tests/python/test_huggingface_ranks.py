@@ -44,9 +44,11 @@ class Sharding(hf.Trainer):
         super().create_accelerator_and_postprocess()
 def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-def train(output, fsdp=False, resume=None, dtype=None, tied=True, **settings):
+def train(output, fsdp=False, resume=None, dtype=None, tied=True, based=False, **settings):
     kind = Sharding if fsdp else hf.Trainer
     settings["model"] = versioned(a_gpt2(tie_word_embeddings=tied)).to(dtype)
+    if based:
+        settings["model"].base = torch.nn.Linear(600, 1200).requires_grad_(False)
     trainer = a_trainer(Path(output), kind, ddp_backend="gloo", per_device_train_batch_size=2, **settings)
     trainer.train(resume_from_checkpoint=resume)
     weights = {name: whole(tensor).tolist() for name, tensor in trainer.model.state_dict().items()}
@@ -159,6 +161,17 @@ def test_a_resumed_fsdp2_job_is_the_uninterrupted_one(world: World, tmp_path: Pa
         loaded = transformers.AutoModelForCausalLM.from_pretrained(exported)
         assert {name: tensor.tolist() for name, tensor in loaded.state_dict().items()} == first[0]["weights"]
         assert loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
+
+
+def test_what_is_frozen_is_written_once(world: World, tmp_path: Path) -> None:
+    """One save after the other: a save links what an earlier one has committed."""
+    how = {"fsdp": True, "based": True, "frozen": True, "cairn_options": {"max_in_flight": 1}}
+    whole = train(world, tmp_path, **how)
+    resumed = train(world, tmp_path, resume=4, **how)
+
+    kept = [{file.stat().st_ino for file in folder.glob("kept-*")} for folder in folders(tmp_path)]
+    assert [len(files) for files in kept] == [2] * 4 and kept[0] == kept[1] and kept[2] == kept[3]
+    assert resumed == whole
 
 
 def test_the_best_fsdp2_model_is_loaded_on_every_rank(world: World, tmp_path: Path) -> None:

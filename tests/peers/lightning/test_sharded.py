@@ -50,11 +50,13 @@ class Sharded(Plain):
         self.saved[self.global_step] = {name: one.clone() for name, one in whole.items()}
 
 
-def trainer(folder: Path, strategy: Any, epochs: int = 1, **given: Any) -> Trainer:
+def trainer(folder: Path, strategy: Any, epochs: int = 1, io: Any = None, **given: Any) -> Trainer:
     seed_everything(1, verbose=False)
     return Trainer(
         strategy=strategy,
-        plugins=[cairn.lightning.CheckpointIO(host_memory="8MiB", chunk="1MiB", queue_depth=2)],
+        plugins=[
+            cairn.lightning.CheckpointIO(**{"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, **(io or {})})
+        ],
         callbacks=[
             cairn.lightning.Callback(),
             ModelCheckpoint(folder, filename="{step}", **{"save_top_k": -1, "every_n_train_steps": 1, **given}),
@@ -90,6 +92,32 @@ def test_each_checkpoint_holds_what_was_there_and_one_device_loads_it(tmp_path: 
     for name, parameter in whole.named_parameters():
         held, kept = optimizer.state[parameter], loaded["optimizer_states"][0]["state"][name]
         assert held["step"] == 6 and torch.equal(held["exp_avg"], kept["exp_avg"]), name
+
+
+class Based(Sharded):
+    """With a base of more than 1 MiB that does not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(600, 600).requires_grad_(False)
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        fully_shard(self.base, mesh=self.device_mesh["data_parallel"])
+
+
+@pytest.mark.parametrize("frozen", [True, "state_dict.base*"])
+def test_what_is_frozen_is_written_once(tmp_path: Path, frozen: Any) -> None:
+    """One save after the other: a save links what an earlier one has committed."""
+    model = Based()
+    options = {"host_memory": "16MiB", "chunk": "1MiB", "max_in_flight": 1, "frozen": frozen}
+    trainer(tmp_path, sharded(), io=options).fit(model)
+
+    files = [*tmp_path.glob("*.ckpt/kept-*")]
+    assert len(files) == 6 and len({file.stat().st_ino for file in files}) == 1
+    for step, state in model.saved.items():
+        loaded = cairn.lightning.load_checkpoint(tmp_path / f"step={step}.ckpt")["state_dict"]
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items()), step
 
 
 def test_what_is_refused_says_what_to_use(tmp_path: Path) -> None:
