@@ -135,7 +135,8 @@ class TrainerMixin(_Base):
 
     `save_only_trainable` leaves frozen parameters out (default: for PEFT's models). Their digests are kept: a
     restore takes the parameters from this trainer's model, and raises InvalidArgument if they are others. A digest is
-    computed once, and again when its parameter has changed, but for writes through `.data`.
+    computed once, and again when its parameter has changed, but for writes through `.data`, as PEFT's
+    merge_adapter does.
 
     Without it, frozen parameters are in each checkpoint, and with `frozen` (default: for PEFT's models) they are written
     once, and linked into the checkpoints that follow: see Checkpointer.save.
@@ -249,7 +250,7 @@ class TrainerMixin(_Base):
         trainer, own = self._plain()
         files = self._files(trainer["state"])
         parts = {"optimizer": self.optimizer.state_dict(), **{key: trainer.pop(key) for key in ("scheduler", "scaler")}}
-        trainer["frozen"] = self._frozen.of(self.model) if self._only_trainable() else None
+        trainer["frozen"] = self._frozen.of(self.model, self.optimizer) if self._only_trainable() else None
         weights, frozen = weights_of(self.model, self._only_trainable())
         tree = {**weights, TRAINER: trainer | pack(parts), RANK: pack(own)}
         return tree, files, frozen if self._links() else frozenset()

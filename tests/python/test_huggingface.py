@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import cairn
+import numpy
 import pytest
-from cairn._huggingface.contents import unpack
+from cairn._huggingface.contents import FrozenDigests, unpack
 from cairn._huggingface.model_folder import Companions
 from cairn._huggingface.run import Run
 from huggingface_trainer import (
@@ -457,6 +458,34 @@ def test_frozen_parameters_that_change_are_not_taken_from_elsewhere(tmp_path: Pa
     with pytest.raises(cairn.InvalidArgument, match=r"differs in transformer\.wpe\.weight"):
         make().train(resume_from_checkpoint=4)
     make().train(resume_from_checkpoint=2)
+
+
+@pytest.mark.parametrize("how", ["other memory at its address", "an inference tensor", "a fused step"])
+def test_digests_of_what_is_frozen_see_what_is_not_counted(how: str) -> None:
+    layer, digests, optimizer = torch.nn.Linear(4, 4).requires_grad_(False), FrozenDigests(), None
+    memory = numpy.ones((4, 4), numpy.float32)
+    if how == "a fused step":
+        optimizer = torch.optim.SGD([layer.weight], lr=0.1, fused=True)
+        layer.weight.grad = torch.ones(4, 4)
+    elif how == "an inference tensor":
+        with torch.inference_mode():
+            layer.weight = torch.nn.Parameter(torch.ones(4, 4), requires_grad=False)
+    else:
+        layer.weight.data = torch.from_numpy(memory)
+    before = digests.of(layer, optimizer)
+    assert digests.of(layer, optimizer) == before
+
+    if optimizer:
+        optimizer.step()
+    elif layer.weight.is_inference():
+        with torch.inference_mode():
+            layer.weight += 1
+    else:
+        memory += 1
+        layer.weight.data = torch.from_numpy(memory)
+
+    after = digests.of(layer, optimizer)
+    assert after["weight"] != before["weight"] and after["bias"] == before["bias"]
 
 
 def test_one_step_may_be_saved_twice(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._dcp.containers import ModuleMetadata, give_metadata
 from .._errors import Corrupt, InvalidArgument
@@ -110,23 +111,30 @@ def load_weights(
 
 class FrozenDigests:
     """Digests of the contents of a model's frozen parameters, which no checkpoint holds. One is read again only once it
-    has other memory, another version or another dtype: then it is not what it was."""
+    has other memory, another version or another dtype: then it is not what it was; or if nobody counts what is written into
+    it: an inference tensor, and what an optimizer has and so may have stepped."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, str]] = {}
 
-    def of(self, model: Any) -> dict[str, str]:
+    def of(self, model: Any, optimizer: Any = None) -> dict[str, str]:
         """By name."""
         held = {id(tensor) for tensor in live_weights(model, True).values()}
+        stepped = {id(one) for group in getattr(optimizer, "param_groups", ()) for one in group["params"]}
         found: dict[str, tuple[Any, str]] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
             if id(tensor) not in held:
-                version = 0 if tensor.is_inference() else tensor._version
-                mark = (tensor.data_ptr(), version, tensor.dtype, tensor.shape)
+                mark = None if tensor.is_inference() or id(tensor) in stepped else _mark_of(tensor)
                 known = self._known.get(name)
-                found[name] = known if known is not None and known[0] == mark else (mark, digest(tensor))
+                found[name] = known if mark and known and known[0] == mark else (mark, digest(tensor))
         self._known = found
         return {name: digest for name, (_, digest) in found.items()}
+
+
+def _mark_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Another one once its contents may be others. The storage itself: another may get its memory."""
+    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return storage, tensor.storage_offset(), tensor.stride(), tensor.shape, tensor.dtype, tensor._version
 
 
 def check_frozen(found: Mapping[str, str], saved: Mapping[str, str], where: str) -> None:
