@@ -62,19 +62,19 @@ MEASURES = (
 
 
 class Bench:
-    """One bench_roofline process: its memory is touched once, then it answers command by command."""
+    """One bench_roofline process: its memory is touched once, then it runs the benchmarks that it is asked for."""
 
     def __init__(self, directory, *options):
         self.root = tempfile.mkdtemp(prefix="cairn-", dir=directory)
-        command = [program("bench_roofline"), "--root", self.root, "--bytes", str(BYTES), *options]
+        command = [program("bench_roofline"), "--root", self.root, "--bytes", str(BYTES), "--asked", *options]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def __call__(self, command):
-        self.process.stdin.write(command + "\n")
+    def __call__(self, name):
+        self.process.stdin.write(name + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"bench_roofline failed at: {command}")
+            sys.exit(f"bench_roofline failed at: {name}")
         answer = json.loads(line)
         if "bytes" in answer:
             answer["rate"] = answer["bytes"] / answer["seconds"]
@@ -231,8 +231,8 @@ def restore(report, args, memory):
 def call(report, args, _):
     for tensors in (1000, 100_000):
         with Bench(args.dir, "--source", "cpu") as bench:
-            for i, value in enumerate(bench(f"call {tensors}")["microseconds"]):
-                report.single(f"Save call, {tensors} tensors", i, "us", value)
+            for i in range(20):
+                report.single(f"Save call, {tensors} tensors", i, "us", bench(f"call/{tensors}")["microseconds"])
 
 
 def rss(report, args, _):
@@ -264,7 +264,7 @@ def busy(report, args, _):
         with Bench(args.dir, "--source", source) as bench:
             bench("write")
             for pair in range(args.pairs):
-                for key, value in bench("busy 2").items():
+                for key, value in bench("busy").items():
                     report.single(f"busy loops, {source}", pair, key, value)
 
 

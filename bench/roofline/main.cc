@@ -1,24 +1,26 @@
-// The cost of saving and restoring, one measurement at a time. Run by scripts/bench roofline, alternating with fio.
+// The cost of saving and restoring, by Google Benchmark. Run by scripts/bench roofline, alternating with fio.
 //
 //   build/release/bin/bench_roofline --root DIR [--bytes N] [--source pinned|cpu] [--checksums 0|1] [--queue
-//   uring|threads] [--recycle 0|1] [--chunk N] [--depth N] [--pool N]
+//   uring|threads] [--recycle 0|1] [--chunk N] [--depth N] [--pool N] [--benchmark_filter=REGEX] [--benchmark_...]
 //
-// Reads commands from standard input, one per line, and answers each with one line of JSON:
-//   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes. With --recycle 1 it
-//                    overwrites the files of the second-to-last save
-//   restore          restores the newest checkpoint after dropping the page cache (root only)
-//   call N           20 calls of Save with a free slot, for N CPU tensors in Adam's mixture: three out of four have
-//                    128 KiB (12 KiB above 10,000 tensors), the fourth is a counter of 4 bytes, copied in the call
-//   rss              growth of RSS by Open and a save of 1,000 tensors, four times as large as the pool's 512 MiB
-//   older            on a disk limited to 400 MB/s: seconds to durable of the older of two saves, and of one alone
-//   busy SECONDS     two busy threads, alone and during repeated saves: share of speed lost, CPU share of the saves
+// With --asked it reads names from standard input, runs each benchmark as it is asked for, and answers with its
+// counters in one line of JSON. A time is that of the save, restore or call alone; the counters are:
+//   write      one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes. With --recycle 1 it writes
+//              over the files of the second-to-last save
+//   restore    restores the newest checkpoint after dropping the page cache (root only)
+//   call/N     a call of Save with a free slot, for N CPU tensors in Adam's mixture: three out of four have 128 KiB
+//              (12 KiB above 10,000 tensors), the fourth is a counter of 4 bytes, copied in the call
+//   rss        growth of RSS by Open and a save of 1,000 tensors, four times as large as the pool's 512 MiB
+//   older      on a disk limited to 400 MB/s: seconds to durable of the older of two saves, and of one alone
+//   busy       two busy threads for 2 s, alone and during repeated saves: share of speed lost, CPU share of the saves
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -26,7 +28,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,6 +44,7 @@ using Clock = std::chrono::steady_clock;
 using namespace literals;
 
 constexpr std::size_t kTensors = 597;  // The same number as for the peers.
+constexpr double kBusySeconds = 2;
 
 struct Settings {
   std::string root;
@@ -110,7 +112,7 @@ class Bench {
  public:
   explicit Bench(Settings settings) : settings_(std::move(settings)) {}
 
-  void Write() {
+  void Write(benchmark::State& state) {
     Checkpointer& checkpointer = Open();
     const double cpu = CpuSeconds(RUSAGE_SELF);
     const auto begin = Clock::now();
@@ -120,45 +122,47 @@ class Bench {
     const double seconds = Seconds(Clock::now() - begin);
     const double cpu_seconds = CpuSeconds(RUSAGE_SELF) - cpu;
     const SaveStats stats = save->stats();
-    std::printf(
-        "{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu,\"captured\":%.6f,\"written\":%.6f,\"direct\":%d,"
-        "\"recycled\":%d}\n",
-        seconds, cpu_seconds, static_cast<unsigned long long>(stats.bytes_written), Seconds(stats.captured),
-        Seconds(stats.written), stats.direct, stats.recycled);
+    Count(state, seconds, cpu_seconds, stats.bytes_written);
+    state.counters["captured"] = Seconds(stats.captured);
+    state.counters["written"] = Seconds(stats.written);
+    state.counters["direct"] = stats.direct ? 1 : 0;
+    state.counters["recycled"] = stats.recycled ? 1 : 0;
     if (settings_.recycle) return Check(checkpointer.Drain());  // Retention removes the previous one.
     if (keep_) Check(checkpointer.Remove(*keep_));
     keep_ = step_;
   }
 
-  void Restore() {
+  void Restore(benchmark::State& state) {
     Checkpointer& checkpointer = Open();
+    if (step_ == 0) {
+      Check(checkpointer.Save(++step_, Tensors().state()).status());
+      Check(checkpointer.Drain());
+    }
     std::ofstream("/proc/sys/vm/drop_caches") << 3;
     const double cpu = CpuSeconds(RUSAGE_SELF);
     const auto begin = Clock::now();
     const auto restored = checkpointer.Restore(Latest(), Tensors().state());
     const double seconds = Seconds(Clock::now() - begin);
     Check(restored.status());
-    std::printf("{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu}\n", seconds, CpuSeconds(RUSAGE_SELF) - cpu,
-                static_cast<unsigned long long>(restored->bytes));
+    Count(state, seconds, CpuSeconds(RUSAGE_SELF) - cpu, restored->bytes);
   }
 
-  void Call(std::size_t tensors) {
+  void Call(benchmark::State& state) {
+    const auto tensors = static_cast<std::size_t>(state.range(0));
     Checkpointer& checkpointer = Open();
-    const Memory memory(tensors, tensors > 10'000 ? 12_KiB : 128_KiB);
-    std::string times;
-    for (int i = 0; i < 20; ++i) {
-      const auto begin = Clock::now();
-      const auto save = checkpointer.Save(++step_, memory.state());
-      const double seconds = Seconds(Clock::now() - begin);
-      Check(save.status());
-      Check(save->WaitDurable());
-      Check(checkpointer.Remove(step_));
-      times += (i == 0 ? "" : ",") + std::to_string(seconds * 1e6);
-    }
-    std::printf("{\"tensors\":%zu,\"microseconds\":[%s]}\n", tensors, times.c_str());
+    std::unique_ptr<Memory>& memory = called_[tensors];
+    if (memory == nullptr) memory = std::make_unique<Memory>(tensors, tensors > 10'000 ? 12_KiB : 128_KiB);
+    const auto begin = Clock::now();
+    const auto save = checkpointer.Save(++step_, memory->state());
+    const double seconds = Seconds(Clock::now() - begin);
+    Check(save.status());
+    Check(save->WaitDurable());
+    Check(checkpointer.Remove(step_));
+    state.SetIterationTime(seconds);
+    state.counters["microseconds"] = seconds * 1e6;
   }
 
-  void Rss() {
+  void Rss(benchmark::State& state) {
     const std::uint64_t cap = 512_MiB;
     const Memory memory(4 * cap, 1000, DeviceId{});
     std::ofstream("/proc/self/clear_refs") << 5;  // Resets the peak RSS.
@@ -173,11 +177,11 @@ class Bench {
     Check((*checkpointer)->Drain());
     const std::uint64_t peak = FromStatus("VmHWM:");
     Check((*checkpointer)->Remove(step_));
-    std::printf("{\"cap\":%llu,\"grown\":%llu}\n", static_cast<unsigned long long>(cap),
-                static_cast<unsigned long long>(peak - before));
+    state.counters["cap"] = static_cast<double>(cap);
+    state.counters["grown"] = static_cast<double>(peak - before);
   }
 
-  void Older() {
+  void Older(benchmark::State& state) {
     const auto disk = RateLimitedDisk::Make(400'000'000);
     Wiring wiring = MakeWiring("pinned");
     wiring.wrap_queue = [disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
@@ -196,12 +200,14 @@ class Bench {
     };
     const double alone = durable(false);
     const double older = durable(true);
-    std::printf("{\"alone\":%.6f,\"older\":%.6f}\n", alone, older);
+    state.SetIterationTime(older);
+    state.counters["alone"] = alone;
+    state.counters["older"] = older;
   }
 
-  void Busy(double seconds) {
+  void Busy(benchmark::State& state) {
     Checkpointer& checkpointer = Open();
-    const State& state = Tensors().state();
+    const State& tensors = Tensors().state();
     std::atomic<bool> stop{false};
     std::atomic<std::uint64_t> work[2] = {0, 0};
     std::vector<std::thread> loops;
@@ -224,7 +230,7 @@ class Bench {
     };
     const auto idle_until = [&](Clock::time_point end) { std::this_thread::sleep_until(end); };
     const auto after = [&] {
-      return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+      return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kBusySeconds));
     };
 
     const double alone = speed([&] { idle_until(after()); });
@@ -237,23 +243,34 @@ class Bench {
       const double all = CpuSeconds(RUSAGE_SELF);
       const double loops_before = LoopCpu(loops);
       while (Clock::now() < end) {
-        const auto save = checkpointer.Save(++step_, state);
+        const auto save = checkpointer.Save(++step_, tensors);
         Check(save.status());
         Check(save->WaitDurable());
         if (keep_) Check(checkpointer.Remove(*keep_));
         keep_ = step_;
-        saved += state.bytes();
+        saved += tensors.bytes();
       }
       wall = Seconds(Clock::now() - begin);
       cpu = CpuSeconds(RUSAGE_SELF) - all - (LoopCpu(loops) - loops_before);
     });
     stop = true;
     for (std::thread& loop : loops) loop.join();
-    std::printf("{\"alone\":%.1f,\"beside\":%.1f,\"lost\":%.5f,\"cpu_share\":%.5f,\"saved_per_second\":%.0f}\n", alone,
-                beside, 1 - beside / alone, cpu / (2 * wall), static_cast<double>(saved) / wall);
+    state.SetIterationTime(wall);
+    state.counters["alone"] = alone;
+    state.counters["beside"] = beside;
+    state.counters["lost"] = 1 - beside / alone;
+    state.counters["cpu_share"] = cpu / (2 * wall);
+    state.counters["saved_per_second"] = static_cast<double>(saved) / wall;
   }
 
  private:
+  static void Count(benchmark::State& state, double seconds, double cpu_seconds, std::uint64_t bytes) {
+    state.SetIterationTime(seconds);
+    state.SetBytesProcessed(static_cast<std::int64_t>(bytes));
+    state.counters["seconds"] = seconds;
+    state.counters["cpu_seconds"] = cpu_seconds;
+    state.counters["bytes"] = static_cast<double>(bytes);
+  }
   static double LoopCpu(std::vector<std::thread>& loops) {
     double seconds = 0;
     for (std::thread& loop : loops) {
@@ -311,14 +328,58 @@ class Bench {
 
   const Settings settings_;
   std::unique_ptr<Memory> memory_;
+  std::map<std::size_t, std::unique_ptr<Memory>> called_;  // By the number of tensors.
   std::unique_ptr<Checkpointer> checkpointer_;
   std::uint64_t step_ = 0;
   std::optional<std::uint64_t> keep_;
 };
 
+void Register(Bench& bench) {
+  const auto add = [&bench](const char* name, void (Bench::*row)(benchmark::State&)) {
+    const auto run = [&bench, row](benchmark::State& state) {
+      for ([[maybe_unused]] const auto _ : state) (bench.*row)(state);
+    };
+    return benchmark::RegisterBenchmark(name, run)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
+  };
+  add("write", &Bench::Write);
+  add("restore", &Bench::Restore);
+  add("call", &Bench::Call)->Arg(1000)->Arg(100'000);
+  add("rss", &Bench::Rss);
+  add("older", &Bench::Older);
+  add("busy", &Bench::Busy);
+}
+
+/// Answers with the counters of each run, as one line of JSON.
+class Answers : public benchmark::BenchmarkReporter {
+ public:
+  bool ReportContext(const Context& /*context*/) override { return true; }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      std::string text;
+      for (const auto& [name, counter] : run.counters) {
+        text += fmt::format("{}\"{}\":{}", text.empty() ? "" : ",", name, counter.value);
+      }
+      std::cout << '{' << text << '}' << std::endl;
+    }
+  }
+};
+
+int Answer() {
+  for (std::string name; std::getline(std::cin, name);) {
+    Answers answers;
+    if (benchmark::RunSpecifiedBenchmarks(&answers, "^" + name + "/iterations:") != 1) {
+      std::cerr << "bench_roofline: expected the name of one benchmark, found \"" << name << "\"\n";
+      return 2;
+    }
+  }
+  return 0;
+}
+
 int Main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
   Settings settings;
-  CLI::App app("Measures saving and restoring. Reads commands from standard input.");
+  bool asked = false;
+  CLI::App app("Measures saving and restoring");
   app.add_option("--root", settings.root, "an empty directory")->required();
   app.add_option("--bytes", settings.bytes, "size of the state");
   app.add_option("--source", settings.source)->check(CLI::IsMember({"pinned", "cpu"}));
@@ -328,30 +389,13 @@ int Main(int argc, char** argv) {
   app.add_option("--chunk", settings.chunk, "bytes of one write");
   app.add_option("--depth", settings.depth, "writes in flight at once");
   app.add_option("--pool", settings.pool, "bytes of the pinned pool");
+  app.add_flag("--asked", asked, "read names of benchmarks from standard input, and answer with their counters");
   CLI11_PARSE(app, argc, argv);
 
   Bench bench(settings);
-  for (std::string line; std::getline(std::cin, line);) {
-    std::istringstream words(line);
-    std::string command;
-    double number = 0;
-    words >> command >> number;
-    const std::map<std::string, std::function<void()>> commands{
-        {"write", [&] { bench.Write(); }},
-        {"restore", [&] { bench.Restore(); }},
-        {"call", [&] { bench.Call(static_cast<std::size_t>(number)); }},
-        {"rss", [&] { bench.Rss(); }},
-        {"older", [&] { bench.Older(); }},
-        {"busy", [&] { bench.Busy(number); }}};
-    const auto found = commands.find(command);
-    if (found == commands.end()) {
-      std::cerr << "bench_roofline: unknown command \"" << line << "\"\n";
-      return 2;
-    }
-    found->second();
-    std::fflush(stdout);
-  }
-  return 0;
+  Register(bench);
+  if (asked) return Answer();
+  return benchmark::RunSpecifiedBenchmarks() > 0 ? 0 : 2;
 }
 
 }  // namespace
