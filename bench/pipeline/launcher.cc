@@ -182,7 +182,9 @@ Status Outcome(const Processes& processes) {
   return how.empty() ? Status::Ok() : Status(code, how);
 }
 
-Status MakeDirectories(const std::string& directory) {
+}  // namespace
+
+Status MakeNodeDirectories(const std::string& directory) {
   std::error_code error;
   for (const char* name : {"/node0", "/node1", "/both"}) {
     std::filesystem::create_directory(directory + name, error);
@@ -191,17 +193,16 @@ Status MakeDirectories(const std::string& directory) {
   return {};
 }
 
-}  // namespace
-
 Status CheckRoomForNodes(const PipelineFlags& flags) {
   const Flags& run = flags.run;
   CAIRN_ASSIGN_OR_RETURN(const StrategyKind kind, FindStrategy(run.strategy));
   CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(run.directory));
   const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(run.in_flight));
+  const std::uint64_t nodes = run.network == "hosts" ? 1 : kStages;
   return CheckFits(
-      {.disk_bytes = kStages * copies * run.state_bytes,
-       .memory_bytes = kStages * (run.state_bytes + kind.host_bytes(run.state_bytes, run.host_memory_bytes))},
-      free, kStages * run.state_bytes, run.scale);
+      {.disk_bytes = nodes * copies * run.state_bytes,
+       .memory_bytes = nodes * (run.state_bytes + kind.host_bytes(run.state_bytes, run.host_memory_bytes))},
+      free, nodes * run.state_bytes, run.scale);
 }
 
 Status Launch(const PipelineFlags& flags, int argc, char** argv) {
@@ -212,7 +213,7 @@ Status Launch(const PipelineFlags& flags, int argc, char** argv) {
   } catch (const std::system_error& error) {
     return ErrnoStatus(error.code().value(), "making a directory in " + flags.run.directory);
   }
-  CAIRN_RETURN_IF_ERROR(MakeDirectories(directory->path()));
+  CAIRN_RETURN_IF_ERROR(MakeNodeDirectories(directory->path()));
   Machines machines;
   CAIRN_RETURN_IF_ERROR(machines.Make(flags));
   const std::vector<std::string> own(argv, argv + argc);

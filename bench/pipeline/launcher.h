@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "bench/pipeline/pipeline_flags.h"
 #include "cairn/status.h"
 
@@ -12,7 +14,9 @@ namespace cairn::bench {
 /// how both ended; their own messages are on the standard error.
 Status Launch(const PipelineFlags& flags, int argc, char** argv);
 
-/// NoSpace or ResourceExhausted, with the scale that fits, where both nodes need more than this machine has.
+/// NoSpace or ResourceExhausted, with the scale that fits, where the nodes of this machine need more than it has.
 Status CheckRoomForNodes(const PipelineFlags& flags);
+/// The nodes' own directories in one of a run, and that for both.
+Status MakeNodeDirectories(const std::string& directory);
 
 }  // namespace cairn::bench

@@ -4,7 +4,7 @@
 //   build/release/bin/bench_pipeline --strategy none|sync|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
 //       [--every N] [--iterations N] [--warmup N] [--micro-batches N] [--iteration-seconds T] [--in-flight N]
 //       [--host-memory-bytes N] [--writers N] [--queue-depth N] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
-//       [--disk-bytes-per-second R] [--network namespaces|loopback] [--network-bytes-per-second R] [--restarts N]
+//       [--disk-bytes-per-second R] [--network namespaces|loopback|hosts] [--network-bytes-per-second R] [--restarts N]
 //       [--check] [--journal FILE] [--csv FILE]
 //
 // Each node is a process of this program, in a network namespace of its own, with an emulated GPU and, with
@@ -19,6 +19,12 @@
 //   gemini   each node's checkpoints go to the memory of the other one, which is in this launcher's process: it
 //            outlives the trainings. Its bytes go over plain sockets, not over gloo.
 //
+// With --network hosts each node is on a host of its own, and prints the row. IP is the first one's; on the second one
+// --node-rank is 1:
+//
+//   torchrun --nnodes 2 --node-rank 0 --rdzv-endpoint IP:29400 --no-python build/release/bin/bench_pipeline
+//       --network hosts --strategy cairn --dir /mnt/shared
+//
 // At the end both nodes restore the newest checkpoint as after a restart: it must be the last one that was saved, and
 // equal to their states of that step in every byte. If a node is killed, the other one ends with an error; with
 // --restarts both start again from the newest step that both have. Exit codes are bench_training's.
@@ -29,6 +35,7 @@
 #include <string>
 
 #include "bench/pipeline/exit_code.h"
+#include "bench/pipeline/hosts.h"
 #include "bench/pipeline/launcher.h"
 #include "bench/pipeline/node.h"
 
@@ -36,7 +43,10 @@ namespace cairn::bench {
 namespace {
 
 Status Run(const PipelineFlags& flags, int argc, char** argv) {
-  if (flags.node.stage < 0) return flags.run.check ? CheckRoomForNodes(flags) : Launch(flags, argc, argv);
+  if (flags.node.stage < 0) {
+    if (flags.run.check) return CheckRoomForNodes(flags);
+    return flags.run.network == "hosts" ? RunHost(flags) : Launch(flags, argc, argv);
+  }
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // A node dies with its launcher.
   return RunNode(flags);
 }

@@ -39,7 +39,7 @@ Result<std::unique_ptr<Socket>> ConnectToPlace(const std::string& place) {
 class Link {
  public:
   explicit Link(const NodeFlags& node) : node_(node) {
-    if (node.stage == 0) listener_ = Listener::Inherited(kLinkFd);
+    if (node.stage == 0) listener_ = Listener::Inherited(node.link_fd);
   }
   Result<std::unique_ptr<Socket>> Connect() {
     return listener_.has_value() ? listener_->Accept(Deadline::In(kPatience)) : ConnectToPlace(node_.link);
@@ -216,8 +216,9 @@ Status RunNode(const PipelineFlags& flags) {
   CAIRN_RETURN_IF_ERROR(Check(node, record, report));
   Add(report, node, Account(record, settings), record);
   CAIRN_ASSIGN_OR_RETURN(const NodeReport other, Exchange(*node.other, report));
-  if (flags.node.stage != 0) return {};
-  return Print(MakePipelineRow(flags, node.kind, settings.update_seconds, {report, other}), flags.run.csv);
+  if (flags.node.stage != 0 && flags.run.network != "hosts") return {};
+  const std::array<NodeReport, 2> nodes = flags.node.stage == 0 ? std::array{report, other} : std::array{other, report};
+  return Print(MakePipelineRow(flags, node.kind, settings.update_seconds, nodes), flags.run.csv);
 }
 
 }  // namespace cairn::bench

@@ -15,8 +15,18 @@ constexpr std::uint64_t kLeastMemory = 64U << 20;  // Enough for cairn's chunks.
 
 Result<PipelineFlags> ResolvePipeline(PipelineFlags flags) {
   const bool given = flags.run.host_memory_bytes != 0;
+  const std::string network = flags.run.network;
+  if (network != "namespaces" && network != "loopback" && network != "hosts") {
+    return Error(StatusCode::kInvalidArgument, "--network: expected namespaces, loopback or hosts, found \"{}\"",
+                 network);
+  }
+  if (network == "hosts" && flags.restarts != 0) {
+    return Error(StatusCode::kInvalidArgument, "--restarts {}: expected 0 with --network hosts", flags.restarts);
+  }
+  if (network == "hosts") flags.run.network = "loopback";  // It has no set rate either.
   flags.run.state_bytes = BytesOf(OptStage(0, 1));
   CAIRN_ASSIGN_OR_RETURN(flags.run, Resolve(std::move(flags.run)));
+  flags.run.network = network;
   if (flags.micro_batches < 1 || flags.micro_batches > 1024) {
     return Error(StatusCode::kInvalidArgument, "--micro-batches: expected 1 to 1024, found {}", flags.micro_batches);
   }
@@ -70,8 +80,10 @@ Result<PipelineFlags> ParsePipelineFlags(int argc, char** argv) {
   app.add_option("--disk-bytes-per-second", run.disk_bytes_per_second,
                  "emulated disk of each node; 0: the machine's own, which both share")
       ->capture_default_str();
-  app.add_option("--network", run.network,
-                 "between the nodes: namespaces (two, with a set rate; needs root), or loopback")
+  app.add_option(
+         "--network", run.network,
+         "between the nodes: namespaces (two, with a set rate; needs root), loopback, or hosts: torchrun starts this "
+         "program on two hosts, and the network is what they have")
       ->capture_default_str();
   app.add_option("--network-bytes-per-second", run.network_bytes_per_second,
                  "each way; the default is 15 Gbit/s, what PCcheck's authors measured between two a2-highgpu-1g")

@@ -10,14 +10,18 @@ namespace cairn::bench {
 namespace {
 
 std::string Emulated(const Flags& flags, const StrategyKind& kind) {
-  std::vector<std::string> parts{"two nodes (processes of this machine, one filesystem)",
-                                 "GPU (host memory; all copies by 2 streams on one link of pcie_bytes_per_second)",
+  const bool hosts = flags.network == "hosts";
+  std::vector<std::string> parts{"GPU (host memory; all copies by 2 streams on one link of pcie_bytes_per_second)",
                                  "forward and backward (waits)",
                                  "OPT-2.7B (its tensors, transfers and pace, all scaled; then dilated)"};
   if (flags.disk_bytes_per_second > 0) parts.emplace_back("disk rate of each node (real writes, held back)");
-  parts.emplace_back(flags.network == "namespaces" ? "network (two namespaces, a token bucket)"
-                                                   : "network (loopback, no set rate)");
-  if (kind.networked) parts.emplace_back("peer (a thread of the launcher, by sockets)");
+  if (!hosts) {
+    parts.insert(parts.begin(), "two nodes (processes of this machine, one filesystem)");
+    parts.emplace_back(flags.network == "namespaces" ? "network (two namespaces, a token bucket)"
+                                                     : "network (loopback, no set rate)");
+  }
+  if (kind.networked)
+    parts.emplace_back(fmt::format("peer (a thread of the {}, by sockets)", hosts ? "other node" : "launcher"));
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 

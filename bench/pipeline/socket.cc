@@ -1,12 +1,15 @@
 #include "bench/pipeline/socket.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "base/status_macros.h"
 #include "bench/pipeline/poll_time.h"
@@ -15,11 +18,19 @@ namespace cairn::bench {
 namespace {
 
 Result<sockaddr_in> AddressOf(const std::string& address, int port) {
+  addrinfo wanted{};
+  wanted.ai_family = AF_INET;
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (const int error = ::getaddrinfo(address.c_str(), nullptr, &wanted, &list); error != 0) {
+    return Error(StatusCode::kInvalidArgument, "expected an IPv4 address or a host's name, found \"{}\": {}", address,
+                 ::gai_strerror(error));
+  }
   sockaddr_in found{};
-  found.sin_family = AF_INET;
+  std::memcpy(&found, list->ai_addr, sizeof(found));
+  ::freeaddrinfo(list);
   found.sin_port = htons(static_cast<std::uint16_t>(port));
-  if (::inet_pton(AF_INET, address.c_str(), &found.sin_addr) == 1) return found;
-  return Error(StatusCode::kInvalidArgument, "expected an IPv4 address, found \"{}\"", address);
+  return found;
 }
 
 Result<UniqueFd> MakeSocket() {
@@ -60,15 +71,25 @@ Status Socket::Receive(MutableBytes bytes, std::uint64_t /*piece_bytes*/) {
   return {};
 }
 
+std::string Socket::peer() const {
+  sockaddr_in at{};
+  socklen_t length = sizeof(at);
+  std::array<char, INET_ADDRSTRLEN> text{};
+  if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&at), &length) != 0) return "unknown";
+  return ::inet_ntop(AF_INET, &at.sin_addr, text.data(), text.size());
+}
+
 void Socket::Shutdown() const { ::shutdown(fd_.get(), SHUT_RDWR); }
 
-Result<Listener> Listener::Open(const std::string& address) {
-  CAIRN_ASSIGN_OR_RETURN(sockaddr_in at, AddressOf(address, 0));
+Result<Listener> Listener::Open(const std::string& address, int port) {
+  CAIRN_ASSIGN_OR_RETURN(sockaddr_in at, AddressOf(address, port));
   CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
+  const int yes = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   socklen_t length = sizeof(at);
   if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0 ||
       ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&at), &length) != 0) {
-    return ErrnoStatus(errno, "listening at " + address);
+    return ErrnoStatus(errno, fmt::format("listening at {}:{}", address, port));
   }
   return Listener(std::move(fd), address, ntohs(at.sin_port));
 }

@@ -21,6 +21,8 @@ class Socket : public Connection {
   Status Send(Bytes bytes, std::uint64_t piece_bytes = 0) override;
   Status Flush() override { return {}; }
   Status Receive(MutableBytes bytes, std::uint64_t piece_bytes = 0) override;
+  /// The other end's address.
+  [[nodiscard]] std::string peer() const;
   /// Makes every call that waits, and every later one, fail; the other end notices.
   void Shutdown() const;
 
@@ -31,8 +33,8 @@ class Socket : public Connection {
 /// A listening socket. It stays in the network namespace of the thread that opened it.
 class Listener {
  public:
-  /// At any free port of the address.
-  [[nodiscard]] static Result<Listener> Open(const std::string& address);
+  /// At any free port of the address, or at this one.
+  [[nodiscard]] static Result<Listener> Open(const std::string& address, int port = 0);
   /// One that this process was given when it was started.
   [[nodiscard]] static Listener Inherited(int fd) { return Listener(UniqueFd(fd), {}, 0); }
 
@@ -52,7 +54,7 @@ class Listener {
   int port_;
 };
 
-/// IoError where nobody listens.
+/// IoError where nobody listens, InvalidArgument if the address or name is unknown.
 [[nodiscard]] Result<std::unique_ptr<Socket>> ConnectTo(const std::string& address, int port);
 
 }  // namespace cairn::bench

@@ -48,7 +48,7 @@ def _models(plan):
         if "state_bytes" not in entry["options"]:
             found.setdefault((entry["program"], entry["options"].get("model"), entry["options"]["scale"]), entry)
     for entry in found.values():
-        kept = {name: entry["options"][name] for name in ("model", "scale") if name in entry["options"]}
+        kept = {name: entry["options"][name] for name in ("model", "scale", "network") if name in entry["options"]}
         yield {**entry, "strategy": "none", "options": {**kept, "every": 1, "iterations": 2}}
 
 

@@ -5,7 +5,14 @@ pd-ssd of its own (480 MB/s, emulated), as PCcheck's authors had it. A checkpoin
 run ends with both nodes restoring the last one. Needs root and iproute2; --network loopback needs neither, and has no
 rate. For each interval and repetition, one run without checkpoints and one of each strategy run one after the other. The
 first twelve intervals are not counted. PCcheck is set up by a sweep at each interval, as in figure 8. The picture also has
-what the authors' artifact measured. The committed figure's 81 runs took 23 minutes; the default has 135.
+what the authors' artifact measured.
+
+On two hosts, one node on each: this command, where IP is the first one's, and on the second one with --node-rank 1. Both
+make all runs together, and write the same rows. For Cairn --dir must be storage that both share.
+
+    torchrun --nnodes 2 --node-rank 0 --rdzv-endpoint IP:29400 --no-python scripts/figures 8e --network hosts --dir DIR
+
+The committed figure's 81 runs took 23 minutes; the default has 135.
 """
 
 import math
@@ -35,7 +42,12 @@ def add_arguments(parser):
     add_intervals(parser, INTERVALS)
     add_scale(parser, 1 / 256, "states, transfers and time")
     add_in_flight(parser, IN_FLIGHT)
-    parser.add_argument("--network", choices=["namespaces", "loopback"], default="namespaces", help="between the nodes")
+    parser.add_argument(
+        "--network",
+        choices=["namespaces", "loopback", "hosts"],
+        default="namespaces",
+        help="between the nodes; hosts: two of them, see above",
+    )
 
 
 def plan(args):
@@ -46,6 +58,7 @@ def plan(args):
                 "scale": args.scale,
                 "every": interval,
                 "in_flight": args.in_flight,
+                "network": args.network,
                 **lengths(interval),
             }
             for strategy in ("none", *args.strategies):
@@ -64,7 +77,7 @@ def runner(_):
 
 
 def one_run(args, entry):
-    names = ("disk_bytes_per_second", "pcie_bytes_per_second", "dilation", "network")
+    names = ("disk_bytes_per_second", "pcie_bytes_per_second", "dilation")
     options = {**{name: getattr(args, name) for name in names}, **entry["options"]}
     try:
         return run_program(PROGRAM, args, entry["strategy"], options)
