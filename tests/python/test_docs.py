@@ -27,13 +27,13 @@ PAGES = [
     ROOT / "examples/README.md",
 ]
 # How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
-# test_recipes.py (recipes, SLURM and Kubernetes), in test_metrics.py (monitoring), in test_peers.py (networks), in tests/figures (coming-from), in tests/consumer (C++ and CMake) and in tests/trainer.
+# test_recipes.py (recipes, SLURM and Kubernetes), in test_metrics.py (monitoring), in test_peers.py (networks), in tests/figures and tests/bench (coming-from), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {
     ("CONTRIBUTING.md", "sh"): 1,
     ("README.md", "sh"): 1,
     ("README.md", "python"): 1,
     ("README.md", "cpp"): 1,
-    ("coming-from.md", "sh"): 5,
+    ("coming-from.md", "sh"): 7,
     ("cpp.md", "sh"): 1,
     ("cpp.md", "cmake"): 2,
     ("cpp.md", "cpp"): 4,
