@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "cairn/cairn.h"
 #include "testing/temp_dir.h"
@@ -144,7 +145,7 @@ TEST(Trainer, RefusesTheCheckpointOfAnotherOptimizer) {
 TEST(Trainer, NamesUnknownModelsDataAndSizes) {
   TrainingProcess model({"--model", "resnet"});
   EXPECT_EQ(model.Finish(), 1);
-  EXPECT_THAT(model.output(), HasSubstr("resnet: unknown; known are: vgg16"));
+  EXPECT_THAT(model.output(), HasSubstr("resnet: unknown; known are: vgg16 transformer-xl "));
 
   TrainingProcess data({"--data", "/no/such/folder"});
   EXPECT_EQ(data.Finish(), 1);
@@ -182,6 +183,15 @@ TEST(Trainer, WarnsIfResumingIsNotBitExact) {
   EXPECT_THAT(second.output(),
               HasSubstr("warning: the checkpoint's threads is \"1\", this run's \"2\": the resumed run will "
                         "not be bit-exact"));
+}
+
+TEST(Trainer, TakesThePublishedSizesOfModelsByAnyOfTheirNames) {
+  for (const auto& [model, why] : {std::pair{"bert-huge-uncased", "of heads, 7, found 2048"},
+                                   {"bloom-7b", "of heads, 7, found 4096"},
+                                   {"opt-350m", "of heads, 7, found 1024"},
+                                   {"gpt3-xl", "--model gpt3-xl: a state only, for cairn plan and bench_training"}}) {
+    ExpectRefused({"--steps", "1", "--data", "synthetic", "--model", model, "--size", "heads=7"}, why);
+  }
 }
 
 TEST(Trainer, RefusesTheCheckpointOfAnotherModel) {

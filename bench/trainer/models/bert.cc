@@ -24,6 +24,7 @@
 #include <stdexcept>
 
 #include "models/layers.h"
+#include "models/published.h"
 
 namespace cairn::trainer {
 namespace {
@@ -35,22 +36,17 @@ struct Sizes {
   std::int64_t hidden, layers, heads, intermediate, vocabulary, positions, types;
 };
 
-constexpr std::array kPublished = {
-    Published<Sizes>{"bert-base", {768, 12, 12, 3072, 30522, 512, 2}},
-    Published<Sizes>{"bert-large", {1024, 24, 16, 4096, 30522, 512, 2}},
-};
-
 Sizes SizesFor(const ModelConfig& config) {
-  const Sizes published = PublishedSizes(kPublished, config.name);
+  const auto& published = PublishedSizes(config.name);
   auto given = config.sizes;
   Sizes sizes{};
-  sizes.hidden = TakeSize(given, "hidden", published.hidden);
-  sizes.layers = TakeSize(given, "layers", published.layers);
-  sizes.heads = TakeSize(given, "heads", published.heads);
-  sizes.intermediate = TakeSize(given, "intermediate", published.intermediate);
-  sizes.vocabulary = TakeSize(given, "vocabulary", published.vocabulary);
-  sizes.positions = TakeSize(given, "positions", published.positions);
-  sizes.types = TakeSize(given, "types", published.types);
+  sizes.hidden = TakeSize(given, "hidden", published);
+  sizes.layers = TakeSize(given, "layers", published);
+  sizes.heads = TakeSize(given, "heads", published);
+  sizes.intermediate = TakeSize(given, "intermediate", published);
+  sizes.vocabulary = TakeSize(given, "vocabulary", published);
+  sizes.positions = TakeSize(given, "positions", published);
+  sizes.types = TakeSize(given, "types", published);
   RejectUnknownSizes(given, "hidden layers heads intermediate vocabulary positions types");
   CheckHeads(sizes.hidden, sizes.heads);
   CheckPositions(config.data, sizes.positions);

@@ -5,9 +5,8 @@
 
 namespace cairn::trainer {
 
-/// BERT (Devlin et al., 2019): bert-base or bert-large, with the layers, names and initial weights of transformers'
-/// BertForPreTraining or, for questions, BertForQuestionAnswering. Sizes: hidden, layers, heads, intermediate,
-/// vocabulary, positions, types.
+/// BERT (Devlin et al., 2019), with the layers, names and initial weights of transformers' BertForPreTraining or, for
+/// questions, BertForQuestionAnswering. Sizes: hidden, layers, heads, intermediate, vocabulary, positions, types.
 ///
 /// For pairs, takes "input_ids" [n, length], "token_type_ids" and "next_sentence_label". The loss is that of the masked
 /// tokens, drawn anew for each batch, plus that of the label. The logits, with nothing masked, are those of every token

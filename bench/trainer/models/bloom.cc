@@ -16,6 +16,7 @@
 #include <stdexcept>
 
 #include "models/layers.h"
+#include "models/published.h"
 
 namespace cairn::trainer {
 namespace {
@@ -24,21 +25,14 @@ struct Sizes {
   std::int64_t hidden, layers, heads, vocabulary;
 };
 
-constexpr std::array kPublished = {
-    Published<Sizes>{"bloom-560m", {1024, 24, 16, 250880}},
-    Published<Sizes>{"bloom-1b1", {1536, 24, 16, 250880}},
-    Published<Sizes>{"bloom-1b7", {2048, 24, 16, 250880}},
-    Published<Sizes>{"bloom-3b", {2560, 30, 32, 250880}},
-};
-
 Sizes SizesFor(const ModelConfig& config) {
-  const Sizes published = PublishedSizes(kPublished, config.name);
+  const auto& published = PublishedSizes(config.name);
   auto given = config.sizes;
   Sizes sizes{};
-  sizes.hidden = TakeSize(given, "hidden", published.hidden);
-  sizes.layers = TakeSize(given, "layers", published.layers);
-  sizes.heads = TakeSize(given, "heads", published.heads);
-  sizes.vocabulary = TakeSize(given, "vocabulary", published.vocabulary);
+  sizes.hidden = TakeSize(given, "hidden", published);
+  sizes.layers = TakeSize(given, "layers", published);
+  sizes.heads = TakeSize(given, "heads", published);
+  sizes.vocabulary = TakeSize(given, "vocabulary", published);
   RejectUnknownSizes(given, "hidden layers heads vocabulary");
   CheckHeads(sizes.hidden, sizes.heads);
   CheckVocabulary(config.data, sizes.vocabulary);

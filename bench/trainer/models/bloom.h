@@ -5,8 +5,8 @@
 
 namespace cairn::trainer {
 
-/// BLOOM (BigScience, 2022), a causal language model: bloom-560m, bloom-1b1, bloom-1b7 or bloom-3b, with the layers,
-/// names and initial weights of transformers' BloomForCausalLM.
+/// BLOOM (BigScience, 2022), a causal language model, with the layers, names and initial weights of transformers'
+/// BloomForCausalLM.
 ///
 /// Takes "input_ids" [n, length], of any length: positions are linear biases in attention (ALiBi). Sizes: hidden,
 /// layers, heads and vocabulary.

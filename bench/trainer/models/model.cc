@@ -1,50 +1,55 @@
 #include "models/model.h"
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <string_view>
 
 #include "models/bert.h"
 #include "models/bloom.h"
 #include "models/config_file.h"
 #include "models/opt.h"
+#include "models/published.h"
 #include "models/transformer_xl.h"
 #include "models/vgg16.h"
 
 namespace cairn::trainer {
 namespace {
 
-struct Entry {
-  const char* name;
+/// The models of one file.
+struct Family {
+  /// As models.json calls it.
+  std::string_view name;
   std::span<const DataKind> learns_from;
   Model (*make)(const ModelConfig&);
-  /// Null if no one publishes a config.json for the model.
+  /// Null if no one publishes a config.json for the models.
   const ConfigLayout* config_file;
 };
 constexpr std::array kPictures = {DataKind::kPictures};
 constexpr std::array kText = {DataKind::kText};
 constexpr std::array kTextStreams = {DataKind::kTextStreams};
 constexpr std::array kPairsOrQuestions = {DataKind::kPairs, DataKind::kQuestions};
-constexpr std::array kModels = {
-    Entry{"vgg16", kPictures, MakeVgg16, nullptr},
-    Entry{"bert-base", kPairsOrQuestions, MakeBert, &kBertConfig},
-    Entry{"bert-large", kPairsOrQuestions, MakeBert, &kBertConfig},
-    Entry{"opt-125m", kText, MakeOpt, &kOptConfig},
-    Entry{"opt-350m", kText, MakeOpt, &kOptConfig},
-    Entry{"opt-1.3b", kText, MakeOpt, &kOptConfig},
-    Entry{"opt-2.7b", kText, MakeOpt, &kOptConfig},
-    Entry{"bloom-560m", kText, MakeBloom, &kBloomConfig},
-    Entry{"bloom-1b1", kText, MakeBloom, &kBloomConfig},
-    Entry{"bloom-1b7", kText, MakeBloom, &kBloomConfig},
-    Entry{"bloom-3b", kText, MakeBloom, &kBloomConfig},
-    Entry{"transformer-xl-base", kTextStreams, MakeTransformerXl, nullptr},
-    Entry{"transformer-xl-large", kTextStreams, MakeTransformerXl, nullptr},
+constexpr std::array kFamilies = {
+    Family{"vgg", kPictures, MakeVgg16, nullptr},
+    Family{"bert", kPairsOrQuestions, MakeBert, &kBertConfig},
+    Family{"opt", kText, MakeOpt, &kOptConfig},
+    Family{"bloom", kText, MakeBloom, &kBloomConfig},
+    Family{"transformer_xl", kTextStreams, MakeTransformerXl, nullptr},
 };
 
-const Entry& Find(const std::string& name) {
+const Family& Find(const std::string& name) {
+  const auto family_of = [](const PublishedModel& model) {
+    return std::ranges::find(kFamilies, model.family, &Family::name);
+  };
+  if (const PublishedModel* const model = FindPublishedModel(name)) {
+    const auto* const family = family_of(*model);
+    if (family != kFamilies.end()) return *family;
+    throw std::runtime_error("--model " + name +
+                             ": a state only, for cairn plan and bench_training; this program has none of its layers");
+  }
   std::string known;
-  for (const Entry& entry : kModels) {
-    if (name == entry.name) return entry;
-    known += std::string(" ") + entry.name;
+  for (const PublishedModel& model : PublishedModels()) {
+    if (family_of(model) != kFamilies.end()) known += " " + model.name;
   }
   throw std::runtime_error("--model " + name + ": unknown; known are:" + known);
 }
@@ -66,9 +71,10 @@ std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const s
   return ReadSizes(folder, *layout);
 }
 
-std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published) {
+std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name,
+                      const std::map<std::string, std::int64_t>& published) {
   const auto node = sizes.extract(name);
-  const std::int64_t size = node.empty() ? published : node.mapped();
+  const std::int64_t size = node.empty() ? published.at(name) : node.mapped();
   if (size < 1 || size > kMaxSize) {
     throw std::runtime_error("--size " + name + ": expected 1 to " + std::to_string(kMaxSize) + ", found " +
                              std::to_string(size));
@@ -76,9 +82,10 @@ std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::str
   return size;
 }
 
-bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name, bool published) {
+bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name,
+              const std::map<std::string, std::int64_t>& published) {
   const auto node = sizes.extract(name);
-  const std::int64_t flag = node.empty() ? static_cast<std::int64_t>(published) : node.mapped();
+  const std::int64_t flag = node.empty() ? published.at(name) : node.mapped();
   if (flag != 0 && flag != 1)
     throw std::runtime_error("--size " + name + ": expected 0 or 1, found " + std::to_string(flag));
   return flag == 1;

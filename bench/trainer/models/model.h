@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -69,23 +68,12 @@ Model MakeModel(const ModelConfig& config);
 std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const std::string& model,
                                               const std::map<std::string, std::int64_t>& given);
 
-/// The sizes of a published model, for the lists in the models' files.
-template <typename Sizes>
-struct Published {
-  /// The value of --model.
-  const char* name;
-  Sizes sizes;
-};
-/// The sizes of the model of this name, which must exist.
-template <typename All>
-auto PublishedSizes(const All& published, const std::string& name) {
-  return std::ranges::find_if(published, [&](const auto& one) { return name == one.name; })->sizes;
-}
-
 /// Removes a size from `sizes` and returns it, or the published one. For the models' files.
-std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published);
+std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name,
+                      const std::map<std::string, std::int64_t>& published);
 /// Like TakeSize, for a size that is 1 or 0.
-bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name, bool published);
+bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name,
+              const std::map<std::string, std::int64_t>& published);
 /// Throws if sizes are left that were not taken. For the models' files.
 void RejectUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known);
 /// Throws if `hidden` is not a multiple of `heads`. For the models' files.

@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "models/layers.h"
+#include "models/published.h"
 
 namespace cairn::trainer {
 namespace {
@@ -25,26 +26,19 @@ struct Sizes {
   bool pre_norm;
 };
 
-constexpr std::array kPublished = {
-    Published<Sizes>{"opt-125m", {768, 12, 12, 3072, 50272, 2048, 768, true}},
-    Published<Sizes>{"opt-350m", {1024, 24, 16, 4096, 50272, 2048, 512, false}},
-    Published<Sizes>{"opt-1.3b", {2048, 24, 32, 8192, 50272, 2048, 2048, true}},
-    Published<Sizes>{"opt-2.7b", {2560, 32, 32, 10240, 50272, 2048, 2560, true}},
-};
-
 Sizes SizesFor(const ModelConfig& config) {
-  const Sizes published = PublishedSizes(kPublished, config.name);
+  auto published = PublishedSizes(config.name);
   auto given = config.sizes;
   Sizes sizes{};
-  sizes.hidden = TakeSize(given, "hidden", published.hidden);
-  sizes.layers = TakeSize(given, "layers", published.layers);
-  sizes.heads = TakeSize(given, "heads", published.heads);
-  sizes.ffn = TakeSize(given, "ffn", published.ffn);
-  sizes.vocabulary = TakeSize(given, "vocabulary", published.vocabulary);
-  sizes.positions = TakeSize(given, "positions", published.positions);
-  const bool projected = published.embedding != published.hidden;
-  sizes.embedding = TakeSize(given, "embedding", projected ? published.embedding : sizes.hidden);
-  sizes.pre_norm = TakeFlag(given, "pre_norm", published.pre_norm);
+  sizes.hidden = TakeSize(given, "hidden", published);
+  sizes.layers = TakeSize(given, "layers", published);
+  sizes.heads = TakeSize(given, "heads", published);
+  sizes.ffn = TakeSize(given, "ffn", published);
+  sizes.vocabulary = TakeSize(given, "vocabulary", published);
+  sizes.positions = TakeSize(given, "positions", published);
+  if (published["embedding"] == published["hidden"]) published["embedding"] = sizes.hidden;  // No projection.
+  sizes.embedding = TakeSize(given, "embedding", published);
+  sizes.pre_norm = TakeFlag(given, "pre_norm", published);
   RejectUnknownSizes(given, "hidden layers heads ffn vocabulary positions embedding pre_norm");
   CheckHeads(sizes.hidden, sizes.heads);
   CheckPositions(config.data, sizes.positions);

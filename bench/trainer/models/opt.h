@@ -5,8 +5,8 @@
 
 namespace cairn::trainer {
 
-/// OPT (Zhang et al., 2022), a causal language model: opt-125m, opt-350m, opt-1.3b or opt-2.7b, with the layers, names
-/// and initial weights of transformers' OPTForCausalLM.
+/// OPT (Zhang et al., 2022), a causal language model, with the layers, names and initial weights of
+/// transformers' OPTForCausalLM.
 ///
 /// Takes "input_ids" [n, length]. Sizes: hidden, layers, heads, ffn, vocabulary, positions, embedding (of a token;
 /// differs from hidden only in opt-350m) and pre_norm (1: layer norms before each block; 0: after it, as in opt-350m).

@@ -24,6 +24,7 @@
 
 #include "models/adaptive.h"
 #include "models/layers.h"
+#include "models/published.h"
 
 namespace cairn::trainer {
 namespace {
@@ -36,14 +37,10 @@ struct Sizes {
   double dropout, attention_dropout;
 };
 
-constexpr std::array<std::int64_t, 3> kCutoffs = {20000, 40000, 200000};
-constexpr std::array kPublished = {
-    Published<Sizes>{"transformer-xl-base", {410, 16, 10, 41, 2100, 150, 267735, kCutoffs, 1, false, 0.1, 0}},
-    Published<Sizes>{"transformer-xl-large", {1024, 18, 16, 64, 4096, 384, 267735, kCutoffs, 4, true, 0.2, 0.2}},
-};
-
 Sizes SizesFor(const ModelConfig& config) {
-  Sizes sizes = PublishedSizes(kPublished, config.name);
+  const auto& published = PublishedSizes(config.name);
+  const bool large = config.name == "transformer-xl-large";
+  Sizes sizes{.dropout = large ? 0.2 : 0.1, .attention_dropout = large ? 0.2 : 0};
   auto given = config.sizes;
   for (const auto& [name, size] : {std::pair{"hidden", &sizes.hidden},
                                    {"layers", &sizes.layers},
@@ -56,9 +53,9 @@ Sizes SizesFor(const ModelConfig& config) {
                                    {"cutoff2", &sizes.cutoffs[1]},
                                    {"cutoff3", &sizes.cutoffs[2]},
                                    {"div_val", &sizes.div_val}}) {
-    *size = TakeSize(given, name, *size);
+    *size = TakeSize(given, name, published);
   }
-  sizes.untie_r = TakeFlag(given, "untie_r", sizes.untie_r);
+  sizes.untie_r = TakeFlag(given, "untie_r", published);
   RejectUnknownSizes(given,
                      "hidden layers heads head_size ffn memory vocabulary cutoff1 cutoff2 cutoff3 div_val untie_r");
   if (sizes.hidden % 2 != 0) {

@@ -4,9 +4,8 @@
 
 namespace cairn::trainer {
 
-/// Transformer-XL (Dai et al., 2019), a causal language model with a memory: transformer-xl-base or
-/// transformer-xl-large, as trained on WikiText-103, with the layers, names and initial weights of Hugging Face's
-/// former TransfoXLLMHeadModel.
+/// Transformer-XL (Dai et al., 2019), a causal language model with a memory, as trained on WikiText-103, with the
+/// layers, names and initial weights of Hugging Face's former TransfoXLLMHeadModel.
 ///
 /// Takes streams of text: "input_ids" and "labels" [rows, length], "begins" [rows]. The memory, each layer's inputs at
 /// the last tokens of each row, is the buffer "memory" [layers, rows, memory, hidden]. Only `advance` changes it. Rows

@@ -15,6 +15,8 @@
 #include <array>
 #include <memory>
 
+#include "models/published.h"
+
 namespace cairn::trainer {
 namespace {
 
@@ -87,7 +89,7 @@ class Vgg16 : public nn::Module {
 
 Model MakeVgg16(const ModelConfig& config) {
   auto sizes = config.sizes;
-  const std::int64_t width = TakeSize(sizes, "width", 64);
+  const std::int64_t width = TakeSize(sizes, "width", PublishedSizes(config.name));
   RejectUnknownSizes(sizes, "width");
   auto module = std::make_shared<Vgg16>(width, config.data.classes);
   module->to(config.device);
