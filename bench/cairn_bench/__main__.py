@@ -15,6 +15,7 @@ from . import compare, figures, micro, pipeline, profiled, results, roofline, tr
 from .engine import measure as engine
 from .python import fall_back, unfenced
 from .python import run as python
+from .reconfigure import groups
 from .reconfigure import measure as reconfigure
 from .reconfigure import overhead as records
 from .shared import filesystems
@@ -32,6 +33,7 @@ WHAT = {
     "unfenced": (unfenced, "what it costs to find tensors that are overwritten without a fence"),
     "reconfigure": (reconfigure, "a job's change of layout beside DCP's own files and one central rank"),
     "pccheck": (engine, "the strategy pccheck beside PCcheck's own engine"),
+    "groups": (groups, "a job's iterations on DT-FM's networks beside what its cost model says"),
     "records": (records, "what it costs an iteration to record a pipeline's instructions"),
     "compare": (compare, "a new run beside the committed one: better, worse, or not resolved"),
     "figure": (figures, "a figure of the evaluation: strategies in a training loop"),

@@ -8,6 +8,8 @@ import time
 import traceback
 from multiprocessing.connection import wait
 
+from ..shared import nodes
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 PRELOADED = ["cairn.dcp", "cairn_bench.reconfigure.parallel", "cairn_bench.reconfigure.state"]
@@ -20,15 +22,17 @@ class Failed(RuntimeError):
 class Rank:
     """A process and what it told: `said` has (event, values), `values["at"]` being time.monotonic."""
 
-    def __init__(self, context, number, world, port, work, arguments):
+    def __init__(self, context, number, world, address, port, network, work, arguments):
         self.number, self.said, self.code = number, [], None
         self.pipe, there = context.Pipe(duplex=False)
         environment = {
             "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "MASTER_ADDR": address, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
         }  # fmt: skip
-        self.process = context.Process(target=_run, args=(there, environment, work, arguments), daemon=True)
+        if network:
+            environment["GLOO_SOCKET_IFNAME"] = nodes.INTERFACE
+        self.process = context.Process(target=_run, args=(there, environment, network, work, arguments), daemon=True)
         self.process.start()
         there.close()
 
@@ -49,16 +53,20 @@ class Rank:
 
 
 class Job:
-    """Runs work(*arguments, tell) on `world` ranks. A context manager, which leaves no process behind."""
+    """Runs work(*arguments, tell) on `world` ranks. A context manager, which leaves no process behind. With `on`, a network
+    and a node of it for each rank, they are there."""
 
-    def __init__(self, world, work, *arguments):
-        from torch.distributed import TCPStore
-
+    def __init__(self, world, work, *arguments, on=None):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        self._store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        network, places = on or (None, [])
+        paths = [network.path(node) for node in places] or [None] * world
+        address = nodes.address(places[0]) if on else "127.0.0.1"
+        self._store = nodes.elsewhere(lambda: _store(paths[0], address))
         self.begun = time.monotonic()
-        self.ranks = [Rank(context, rank, world, self._store.port, work, arguments) for rank in range(world)]
+        self.ranks = [
+            Rank(context, rank, world, address, self._store.port, paths[rank], work, arguments) for rank in range(world)
+        ]
 
     def __enter__(self):
         return self
@@ -97,11 +105,21 @@ class Job:
         return [values for rank in self.ranks for values in rank.all(event)]
 
 
-def _run(pipe, environment, work, arguments):
+def _store(network, address):
+    from torch.distributed import TCPStore
+
+    if network:
+        nodes.enter(network)
+    return TCPStore(address, 0, None, True, wait_for_workers=False)
+
+
+def _run(pipe, environment, network, work, arguments):
     # Otherwise the first full collection writes to every object that was imported before the fork, and so copies all of
     # that memory in each process, within whatever is measured then.
     gc.freeze()
     os.environ.update(environment)
+    if network:
+        nodes.enter(network)
 
     def tell(event, **values):
         pipe.send((event, {"at": time.monotonic(), **values}))
