@@ -304,7 +304,7 @@ def test_flags_that_do_not_fit_are_refused_before_anything_starts(
     assert refused.value.code == 2 and said in capsys.readouterr().err
 
 
-RUN_SH = "gpt3-xl 8 128 --partition_method custom:0,8,14,21,27 --num_prof_steps 4 --export_timing_csv true --root x"
+RUN_SH = "gpt3-xl/64 8 128 --partition_method custom:0,8,14,21,27 --num_prof_steps 4 --export_timing_csv true --root x"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_merak_s_command_line_becomes_torchrun_s(
     run.main()
 
     job = (
-        "-m cairn_bench.reconfigure.train --model gpt3-xl --layout 4,1,1 --micro-batch 8 --batch 1024 --steps 100 "
+        "-m cairn_bench.reconfigure.train --model gpt3-xl/64 --layout 4,1,1 --micro-batch 8 --batch 1024 --steps 100 "
         "--timeout 600.0 --partition-method custom:0,8,14,21,27 --num-prof-steps 4 --export-timing-csv --root x"
     )
     assert started == [sys.executable, "-m", "torch.distributed.run", *expected.split(), *job.split()]
@@ -353,12 +353,29 @@ def test_nodes_that_do_not_fit_or_answer_are_named_before_anything_starts(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["run", "gpt3-xl", "8", "128", "--timeout", "0.01"])
+    monkeypatch.setattr(sys, "argv", ["run", "gpt3-xl/64", "8", "128", "--timeout", "0.01"])
 
     with pytest.raises(SystemExit) as refused:
         run.main()
 
     assert refused.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="weights are on a GPU")
+def test_a_model_that_memory_cannot_hold_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for main, words in ((run.main, "run gpt3-175b 1 8"),
+                        (program.main, "train --model gpt3-175b --layout 4,1,1 --root run --steps 1")):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", words.split())
+
+        with pytest.raises(SystemExit) as refused:
+            main()
+
+        said = " ".join(capsys.readouterr().err.split())
+        assert refused.value.code == 2
+        assert "layout 4,1,1: expected at least 2803.5 GB of memory" in said and "; NAME/N has an Nth" in said
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_training(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """How a job's ranks divide a model."""
 
 import itertools
+import os
 from dataclasses import dataclass
+
+KEPT = 16  # Bytes of each weight: it, its gradient and AdamW's moments in fp32.
 
 
 class BadLayout(ValueError):
@@ -47,6 +50,19 @@ class Layout:
             raise BadLayout(
                 f"layout {self}: expected at least {self.pipeline} micro-batches a step for 1F1B, found "
                 f"{batch // (self.data * micro_batch)}"
+            )
+
+    def check_memory(self, sizes, here):
+        """BadLayout if this host's ranks, so many, need more than it has. On a GPU they need little of the host's."""
+        if os.path.exists("/dev/nvidiactl"):
+            return
+        needed = KEPT * sizes.weights * self.data * here // self.world
+        with open("/proc/meminfo") as file:
+            found = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
+        if needed > found:
+            raise BadLayout(
+                f"layout {self}: expected at least {needed / 1e9:.1f} GB of memory for fp32 weights, gradients and AdamW's "
+                f"moments of the {here} ranks here, found {found / 1e9:.1f}; NAME/N has an Nth of all widths"
             )
 
 

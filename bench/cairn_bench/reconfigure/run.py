@@ -14,6 +14,8 @@ import sys
 import time
 
 from ..shared.options import positive
+from .layout import Layout
+from .sizes import sizes_of
 from .train import with_dashes
 
 PORT = 29500
@@ -44,6 +46,7 @@ def command(args, others, environment):
             raise ValueError("MASTER_ADDR: expected the address of the node with NODE_RANK=0")
         where = [f"--nnodes={nodes}", f"--node-rank={node}", f"--master-addr={environment['MASTER_ADDR']}",
                  f"--master-port={number('MASTER_PORT', PORT, 1)}"]  # fmt: skip
+    Layout(args.pp, args.tp, args.dp).check_memory(sizes_of(args.model), here)
     job = ["-m", "cairn_bench.reconfigure.train", "--model", args.model, "--layout", f"{args.pp},{args.tp},{args.dp}"]
     job += ["--micro-batch", str(args.micro_batch), "--batch", str(args.micro_batch * args.micro_batches * args.dp)]
     job += ["--steps", str(args.max_steps), "--timeout", str(args.timeout), *others]

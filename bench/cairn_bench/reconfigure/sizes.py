@@ -29,6 +29,13 @@ class Sizes:
         return self.head_size or self.hidden // self.heads
 
     @property
+    def weights(self):
+        """How many, without those of norms and biases."""
+        attention, feed_forward = 4 * self.hidden * self.heads * self.of_head, 2 * self.hidden * self.inner
+        each = 3 * attention + 2 * feed_forward if self.family == "t5" else attention + feed_forward
+        return self.layers * each + (2 * self.vocabulary + self.positions) * self.hidden
+
+    @property
     def pieces(self):
         """What pipeline stages divide, in order: embeddings, the layers' numbers, the head. Merak counts all as layers, and
         each of T5's decoder layers as two."""

@@ -190,6 +190,7 @@ def main():
         given["layout"] = Layout.parse(given["layout"])
         settings = Settings(**given)
         settings.check()
+        settings.layout.check_memory(settings.sizes, int(os.environ.get("LOCAL_WORLD_SIZE", settings.layout.world)))
     except BadLayout as error:
         parser.error(str(error))
     if settings.num_prof_steps < 0 or (settings.num_prof_steps and not settings.export_timing_csv):
