@@ -40,6 +40,7 @@ BLOCKS = {
     "figure-profile": of_figures(figures.profiles, "figure-profile"),
     "figure-slack": of_figures(figures.slack, "figure-slack"),
     "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
+    "groups": of_suites(layouts.groups, "groups"),
     "micro": of_suites(suites.micro, "micro", heads=True),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
     "pccheck-engine": of_suites(suites.engine, "pccheck-engine"),

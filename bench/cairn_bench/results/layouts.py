@@ -1,6 +1,7 @@
-"""The tables of a job that changes its layout, in markdown."""
+"""The tables of the jobs of cairn_bench.reconfigure, in markdown."""
 
 from ..figures.tenplex import CHANGING, PARTS, changes, differences, losses
+from ..reconfigure.groups import MEASURED, MODELLED, ORDERS
 from ..reconfigure.measure import measures, seconds
 from ..reconfigure.overhead import MEASURES as RECORDS
 from ..shared.report import Report, spread, table
@@ -36,3 +37,12 @@ def records(values):
     report = Report(values=values)
     report.judge(RECORDS)
     return report.text()
+
+
+def groups(values):
+    """Of each order on each network, what an iteration takes."""
+    rows = []
+    for cell in dict.fromkeys(cell for cell, _, _ in values):
+        network, order = cell.rsplit(", ", 1)
+        rows.append([network, ORDERS[order], f"{values.median(cell, MODELLED):.1f}", spread(values.of(cell, MEASURED))])
+    return table(("network", "order", "by the model, s", "an iteration, s"), rows)
