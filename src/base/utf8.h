@@ -1,8 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 namespace cairn {
+
+/// How many bytes the first character of a text has that is not empty; 0 if it is not well-formed UTF-8.
+[[nodiscard]] std::size_t CharacterBytes(std::string_view text);
 
 /// Whether `text` is well-formed UTF-8 (no surrogates, no overlong forms, nothing above U+10FFFF).
 [[nodiscard]] bool IsUtf8(std::string_view text);
