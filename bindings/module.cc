@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "plain_values.h"
 #include "py_checkpointer.h"
 #include "py_save.h"
 #include "py_store_group.h"
@@ -32,6 +33,7 @@ void EndOfProcess(int status, void* /*unused*/) {
 PYBIND11_MODULE(_core, module) {
   (void)::on_exit(EndOfProcess, nullptr);
   module.def("fail_exit", [] { lost_a_save = true; });
+  cairn::BindPlainValues(module);
   cairn::BindSave(module);
   cairn::BindStoredTensors(module);
   cairn::BindTreeTensors(module);

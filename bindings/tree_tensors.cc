@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
 #include "conversions.h"
+#include "plain_kinds.h"
 
 namespace py = pybind11;
 
@@ -23,12 +24,6 @@ bool IsPlainName(std::string_view key) {
   return std::all_of(key.begin(), key.end(), [](unsigned char c) {
     return c >= 0x20 && c < 0x7f && c != '~' && c != '/' && c != '"' && c != '\\';
   });
-}
-
-// An ASCII str's text; empty for anything else.
-std::string_view AsciiOf(PyObject* key) {
-  if (!PyUnicode_CheckExact(key) || !PyUnicode_IS_COMPACT_ASCII(key)) return {};
-  return {static_cast<const char*>(PyUnicode_DATA(key)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(key))};
 }
 
 // The component of a tensor's name that stands for a key, as part_of in cairn/_tree/paths.py has it.

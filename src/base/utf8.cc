@@ -40,4 +40,25 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
+bool AppendUtf8(std::string& out, std::uint32_t code) {
+  if (code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return false;
+  const auto more = [&](int shift) { out += static_cast<char>(0x80 | (code >> shift & 0x3f)); };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xc0 | code >> 6);
+    more(0);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xe0 | code >> 12);
+    more(6);
+    more(0);
+  } else {
+    out += static_cast<char>(0xf0 | code >> 18);
+    more(12);
+    more(6);
+    more(0);
+  }
+  return true;
+}
+
 }  // namespace cairn

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace cairn {
@@ -10,6 +12,9 @@ namespace cairn {
 
 /// Whether `text` is well-formed UTF-8 (no surrogates, no overlong forms, nothing above U+10FFFF).
 [[nodiscard]] bool IsUtf8(std::string_view text);
+
+/// Appends a character. False, with nothing done, if there is none of this code: a surrogate, or beyond U+10FFFF.
+[[nodiscard]] bool AppendUtf8(std::string& out, std::uint32_t code);
 
 /// Whether this byte of a UTF-8 text is not the first of its character.
 [[nodiscard]] constexpr bool ContinuesCharacter(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }

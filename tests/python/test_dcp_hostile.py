@@ -87,7 +87,7 @@ PATHS = {"w": ["w"], "x": ["x"], "c": ["c"]}
         ({"values": {"c": ["t"]}}, '"c": its value names the tensor "c/~v", but no shard holds it'),
         ({"values": {"c": ["deque", 10**30]}}, "."),
         ({"values": {"c": ["namedtuple", "a:b", "a,b", 1]}}, "."),
-        ({"values": {"c": nested(300)}}, '"c": nested too deep'),
+        ({"values": {"c": nested(300)}}, "its DCP items: nested too deep"),
         ({"tied": [["z", [0], ["w"]]]}, "expected a tied chunk"),
         ({"tied": [[["z"], [0], "w"]]}, "expected a tied chunk"),
         ({"tied": [["z", [0], "w", 1]]}, "its DCP items"),

@@ -18,6 +18,7 @@ import numpy
 import pytest
 import safetensors
 import torch
+from cairn._tree import writer
 from cairn._tree.values import AS_BYTES
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -91,6 +92,15 @@ def test_large_arrays_in_values_are_kept(make: Make, how: str) -> None:
 
     assert numpy.array_equal(found["array"], state["array"])
     assert torch.equal(found["within"][0], state["within"][0]) and found["within"][1] == 3
+
+
+def test_too_many_of_them_are_refused_with_their_path(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, small in (("_MOST", 30_000), ("_LONGEST", 20_000), ("_HEAVY", 1000)):
+        monkeypatch.setattr(writer, limit, small)
+    checkpointer = make()
+    with pytest.raises(CheckpointException, match=r"log\.a: plain values of \d+,\d{3} bytes in all; .* at most 30,000"):
+        save(checkpointer, "sync", {"w": torch.ones(2), "log": {"a": ["x" * 40] * 900, "b": 1}})
+    save(checkpointer, "sync", {"w": torch.ones(2)})
 
 
 def items_of(root: Path) -> Any:

@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy
@@ -25,6 +26,11 @@ from trees import Flags, Level, Loader, Mode, restore, same, save
 class Point(NamedTuple):
     x: object
     y: object
+
+
+@dataclass
+class Nested:
+    inner: object
 
 
 def with_metadata():
@@ -149,6 +155,14 @@ def test_a_dict_of_tensors_counts_as_a_level():
     _tree.flatten(tree, TensorCollector())
     with pytest.raises(InvalidArgument, match="deeper than 64 levels"):
         _tree.flatten({"d": tree}, TensorCollector())
+
+
+def test_what_is_as_deep_as_may_be_comes_back():
+    for nest in (Nested, lambda value: [value], lambda value: {1: value}):
+        value = complex(math.inf, 0.5)
+        for _ in range(MAX_DEPTH):
+            value = nest(value)
+        assert build(flatten(value).text, {}) == value
 
 
 def test_the_collector_does_not_visit_each_of_many_tensors():

@@ -111,12 +111,12 @@ class TestRefused:
             flatten({"optimizer": Loader({"state": {0: {"first": 1, "step": value}}})})
 
     @pytest.mark.parametrize("one", ["x", b"x"], ids=["str", "bytes"])
-    def test_what_is_too_long_for_a_header_is_refused_with_its_path(self, one):
+    def test_what_is_too_long_is_refused_with_its_path(self, one):
         with pytest.raises(InvalidArgument, match=r"^m/log: .* with a length of 67,108,865; .* keep it as a tensor"):
             flatten({"m": {"log": one * ((64 << 20) + 1)}})
 
-    def test_lists_that_are_too_long_for_a_header_are_refused_with_their_path(self, monkeypatch):
-        for limit, small in (("_HEADER", 5000), ("_LONGEST", 4000), ("_HEAVY", 1000)):
+    def test_lists_that_are_too_long_are_refused_with_their_path(self, monkeypatch):
+        for limit, small in (("_MOST", 5000), ("_LONGEST", 4000), ("_HEAVY", 1000)):
             monkeypatch.setattr(writer, limit, small)
         for value in ([2**62] * 300, [(2**62,)] * 300):
             with pytest.raises(

@@ -36,7 +36,7 @@ import torch
 
 from .._errors import InvalidArgument
 from .._ranks.replicas import matches
-from .._tree.paths import is_unicode, kind_name, shown
+from .._tree.paths import is_unicode, kind_name, readable, shown
 from .._tree.tensors import TensorCollector, dtype_name
 from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
@@ -232,6 +232,7 @@ class Items:
             f"{json.dumps(fqn)}:{writer.node(value, below(fqn, self.rank if fqn in self.own else None))}"
             for fqn, value in self.values.items()
         ]
+        writer.check_length(*nodes, shown=_shown)
         more: dict[str, Any] = {"paths": self.paths, "pickled": [*self.pickled], "tied": tied}
         if any(
             str(dtype).removeprefix("torch.") in AS_BYTES for dtype in {piece.tensor.dtype for piece in self.pieces}
@@ -295,6 +296,12 @@ def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> l
 
 def _size_of(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
+
+
+def _shown(name: str) -> str:
+    """The path, for messages, of what is in a value."""
+    fqn, _, within = name.partition(BELOW)
+    return readable("/".join([fqn, *within.split("/")[1:]]))
 
 
 def name_of(fqn: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -12,11 +11,10 @@ import torch
 from .. import _core
 from .._errors import Corrupt, InvalidArgument, Unsupported, counted
 from .._tree import Stored, values
-from .._tree.packed import VERSION as PACKED
-from .._tree.packed import unpack
-from .._tree.paths import kind_name, listed, readable
+from .._tree.paths import MAX_LEVELS, kind_name, listed, readable
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import filled
+from .._tree.writer import PACKED
 from .containers import ModuleMetadata
 from .forms import Path, dtypes_of, metadata_in, optimizers_of, own_of, path_of, rest_of, tie_of, well_formed
 from .items import merged, name_of
@@ -183,7 +181,7 @@ def text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> Text:
             f"{details['path']} was not saved through cairn.dcp: read it with Checkpointer.restore or load"
         )
     with well_formed(f"{details['path']}: its DCP items"):
-        match items := json.loads(given["dcp"]):
+        match items := _core.parse_tree(given["dcp"], ["t"], MAX_LEVELS, True):
             case {"version": int(version)} if version > _VERSION:
                 raise Unsupported(f"{details['path']}: DCP items of version {version}, this Cairn reads {_VERSION}")
             case {
@@ -193,8 +191,6 @@ def text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> Text:
                 "pickled": list(pickled),
                 "tied": ties,
             }:
-                if version == PACKED:
-                    unpack(nodes)
                 return Text(
                     {fqn: path_of(path) for fqn, path in paths.items()},
                     nodes,

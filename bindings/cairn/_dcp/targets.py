@@ -21,10 +21,11 @@ from .._tree.paths import listed, uncompiled
 from .._tree.schedulers import refuse_order
 from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import holds, is_plain
-from .._tree.writer import SIMPLE
 from .left_out import OTHER_CLASS
 from .stored import Chunk, Inner, StoredItems, part_of
 from .tiles import Box, common, overlap, untiled
+
+_SIMPLE = frozenset({int, float, bool, str, type(None)})  # Which hold neither tensors nor members of an Enum.
 
 
 @dataclass
@@ -162,7 +163,7 @@ def inner_targets(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, A
     unlike: list[str] = []
     classes: list[str] = []
     for fqn in fqns:
-        if fqn not in stored.values or type(like := flat.get(fqn)) in SIMPLE:
+        if fqn not in stored.values or type(like := flat.get(fqn)) in _SIMPLE:
             continue
         if holds(like, torch.Tensor):
             targets, differ = stored.inner(fqn, like)

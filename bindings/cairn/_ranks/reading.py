@@ -193,7 +193,8 @@ class Reading:
         with details["hold"]:
             asked = () if names is None else _matching(details["tensors"].names(), names, details["path"])
             view = replicas.rank_view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
-            saved, kinds = view.saved, _tree.kinds(view.text)
+            parsed = _tree.Parsed(view.text)
+            saved, kinds = view.saved, _tree.kinds(parsed)
             wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
             made: dict[tuple[str, str], Any] = {}  # Tied tensors are one tensor, which is read once.
             tensors, reads = {}, {}
@@ -216,7 +217,7 @@ class Reading:
                 tensors[name] = made[key]
             if not lazy:
                 self._read(details, view, reads, folder, progress)
-            return tensors if names is not None else _tree.build(view.text, tensors)
+            return tensors if names is not None else _tree.build(parsed, tensors)
 
     def choose(self, step: int | None, folder: str = "") -> dict[str, Any]:
         """The manifest of the checkpoint to read, and "hold", which keeps it in place until its release. Waits for saves

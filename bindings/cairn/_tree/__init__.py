@@ -1,4 +1,5 @@
-"""A user's tree <-> named tensors and one JSON text. Pure Python; nothing is pickled.
+"""A user's tree <-> named tensors and one JSON text. Nothing is pickled. Containers of plain values alone, of which there may
+be millions, are written and read in C++ (bindings/plain_values.cc), and so are the texts.
 
 **Names.** A tensor's name is its path, components joined by "/". A str key stands for itself with "~" as "~0" and "/"
 as "~1", so a flat state_dict keeps its names; an int key and a position in a list or tuple is its decimal; True, False
@@ -12,7 +13,7 @@ Names are injective: two leaves never share one.
 |----------------------------------------|------|
 | None, bool, finite float, str          | plain JSON; a str of another class (torch.__version__) comes back as a str |
 | int of 64 bits with sign; longer       | plain JSON; `["int","0x..."]` |
-| float inf, -inf, nan                   | `["float","inf"]`; a NaN's payload is not kept |
+| float inf, -inf, nan                   | `["float","inf"]`; a NaN's payload is kept in a packed list only |
 | complex                                | `["complex",NODE,NODE]` |
 | bytes                                  | `["bytes","base64"]` |
 | torch.Tensor or Parameter; numpy array | `["t"]`; `["a"]`: dtype and shape are with the tensor of that name |
@@ -46,6 +47,6 @@ number, which only their position tells apart: `{"models/0":"Generator"}`. Reade
 KEY is null, a bool, an int (`["int","0x..."]` too) or a str. Order of dicts is kept. Everything else is refused.
 """
 
-from .codec import Plan, Stored, build, flatten, kinds, names, plan_restore
+from .codec import Parsed, Plan, Stored, build, flatten, kinds, names, plan_restore
 
-__all__ = ["Plan", "Stored", "build", "flatten", "kinds", "names", "plan_restore"]
+__all__ = ["Parsed", "Plan", "Stored", "build", "flatten", "kinds", "names", "plan_restore"]

@@ -9,26 +9,22 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from .. import _core
 from .._errors import Corrupt, InvalidArgument, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .casts import Casts, convert, is_lossless
 from .optimizer_states import names_of
 from .optimizers import Beside, Fit, fit_text, optimizer_of
-from .packed import VERSION as _PACKED
-from .packed import unpack
 from .parameters import TreeModules, modules_in, objects_in
-from .paths import MAX_DEPTH, class_of, kind_name, listed, noted, readable
+from .paths import MAX_LEVELS, class_of, kind_name, listed, noted, readable
 from .reader import MatchAll, Reader, is_lazy, kinds_in, scalar
 from .schedulers import classes_of, is_of, unlike_class, unlike_functions, unlike_groups, unlike_options, unlike_order
 from .values import bytes_of_element, is_plain
+from .writer import PACKED as _VERSION
 from .writer import Names, Sink, Writer
 
-_VERSION = _PACKED
-# What json.loads returns for each ["t"], a torch tensor, of which there may be 100,000. One list for all of them: the
-# garbage collector would visit each list several times. Nothing changes it.
-_TENSOR = ["t"]
-_NESTED = frozenset({dict, list})
+_TENSOR = ["t"]  # The node of each torch tensor. Nothing changes it.
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,8 @@ def flatten(tree: Any, sink: Sink) -> str:
 
     InvalidArgument, with the path, if the tree contains a value that cannot be kept, contains itself, or is too deep.
     """
-    writer = Writer(sink)
-    text = writer.node(tree, "")
+    writer = Writer(sink, sets_aside=True)
+    text = writer.whole(writer.node(tree, ""))
     writer.check_length(text)
     beside = ""
     if writer.optimizers:
@@ -306,7 +302,14 @@ def _has_tensors(state: Any, writer: Writer) -> bool:
     return writer.is_tensor(state) or is_foreign(state)
 
 
-def build(text: str, tensors: Mapping[str, Any]) -> Any:
+class Parsed:
+    """A text, parsed once for `names` or `kinds`, and for `build`."""
+
+    def __init__(self, text: str) -> None:
+        self.root = _parse_all(text)[0]
+
+
+def build(text: str | Parsed, tensors: Mapping[str, Any]) -> Any:
     """Builds a new tree. An object becomes its state dict, an Enum member an EnumName, a namedtuple an instance of a
     new class. NotFound if the text names a tensor that is not given."""
 
@@ -315,30 +318,29 @@ def build(text: str, tensors: Mapping[str, Any]) -> Any:
             raise NotFound(f'no tensor "{name}" was given')
         return tensors[name]
 
-    return Reader(leaf, scalar, None).node(_parse(text), None, "", False)
+    return Reader(leaf, scalar, None).node(_root_of(text), None, "", False)
 
 
-def names(text: str) -> list[str]:
+def names(text: str | Parsed) -> list[str]:
     """The names of the tensors in a text, in the tree's order."""
-    return list(kinds_in(_parse(text), ""))
+    return list(kinds_in(_root_of(text), ""))
 
 
-def kinds(text: str) -> dict[str, str]:
+def kinds(text: str | Parsed) -> dict[str, str]:
     """The names of the tensors in a text, in the tree's order, each with "torch" or "numpy", and the dtype if it is kept
     as bytes: "torch complex128"."""
-    return kinds_in(_parse(text), "")
+    return kinds_in(_root_of(text), "")
 
 
-def _parse(text: str) -> Any:
-    return _parse_all(text)[0]
+def _root_of(text: str | Parsed) -> Any:
+    return (Parsed(text) if isinstance(text, str) else text).root
 
 
 def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], dict[str, list[str]], dict[str, str]]:
     """The tree; by path, the classes of the optimizers in it, the names of their parameters, and the classes of schedulers
     and of other objects."""
-    marked = text.replace('["t"]', "NaN")  # It cannot occur within a string, and no node is NaN.
     try:
-        match json.loads(marked, parse_constant=_constant):
+        match _core.parse_tree(text, _TENSOR, MAX_LEVELS, True):
             case {"version": int(version), "tree": tree, **rest} if version <= _VERSION:
                 classes, parameters = rest.get("optimizers", {}), rest.get("parameters", {})
                 schedulers, objects = rest.get("schedulers", {}), rest.get("objects", {})
@@ -346,19 +348,8 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], di
                 raise Unsupported(f"the checkpoint's tree has version {version}, this Cairn reads {_VERSION}")
             case _:
                 raise Corrupt("the checkpoint's tree: expected an object with version and tree")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Corrupt(f"the checkpoint's tree: {error}") from error
-    level = [tree] if type(tree) in _NESTED else []
-    for _ in range(MAX_DEPTH + 3):
-        level = [child for n in level for child in (n.values() if isinstance(n, dict) else n) if type(child) in _NESTED]
-        level = [n for n in level if n is not _TENSOR]
-    if level:
-        raise Corrupt(f"the checkpoint's tree: deeper than {MAX_DEPTH} levels")
-    if version == _PACKED:
-        try:
-            unpack([tree])
-        except ValueError as error:
-            raise Corrupt(f"the checkpoint's tree: {error}") from error
     if not isinstance(classes, dict) or not _is_text([*classes.values()]):
         raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
     if not isinstance(objects, dict) or not _is_text([*objects.values()]):
@@ -372,9 +363,3 @@ def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], di
 
 def _is_text(items: Any) -> bool:
     return isinstance(items, list) and all(isinstance(item, str) for item in items)
-
-
-def _constant(word: str) -> list[str]:
-    if word != "NaN":
-        raise ValueError(f"expected no {word}")
-    return _TENSOR

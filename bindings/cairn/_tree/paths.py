@@ -14,6 +14,7 @@ from typing import Any
 from .._errors import Corrupt, InvalidArgument
 
 MAX_DEPTH = 64  # Levels of one tree.
+MAX_LEVELS = 2 * MAX_DEPTH + 8  # Of JSON in a text: a dataclass has two for one of its tree's, leaves may be lists.
 _COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
 _WRAPPERS = frozenset({_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _READS_OTHERWISE = re.compile(r"(?:0|-?[1-9][0-9]*|True|False|None|__metadata__)?")

@@ -7,14 +7,16 @@ import importlib
 import reprlib
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from .. import _core
 from .._errors import Corrupt, InvalidArgument, Unsupported
 from . import values
 from .optimizers import Beside, Fit, unlike_numbers
 from .paths import (
+    MAX_DEPTH,
     EnumName,
     fields_of,
     is_compiled,
@@ -31,9 +33,9 @@ from .paths import (
 )
 from .schedulers import unlike_state
 from .values import is_plain
-from .writer import SIMPLE, Names, Writer
+from .writer import Names, Writer
 
-_LISTS = frozenset({list, tuple, deque})
+_NESTED = frozenset({dict, list})
 _MAX_COLLIDING = 1000  # Keys with one hash: a dict or set of n such takes n * n steps to make.
 
 
@@ -63,6 +65,8 @@ class Reader:
 
     `find` gives the class of a path where the tree gives none; stand-ins come where it returns None.
     Without it, classes that are imported are used if they fit, and stand-ins otherwise.
+
+    If it `makes` nothing, only the leaves count: plain values are None.
     """
 
     def __init__(
@@ -75,9 +79,10 @@ class Reader:
         match_all: MatchAll | None = None,
         fit: Callable[[Any, Any, Any, str], Fit | None] = lambda *_: None,
         unlike: Callable[[Any, Any, Any, str], str | None] = lambda *_: None,
+        makes: bool = True,
     ) -> None:
         self._leaf, self._scalar, self._module = leaf, scalar, module
-        self._partial, self._stands_in = partial, find is None
+        self._partial, self._stands_in, self._makes = partial, find is None, makes
         self._find = find or (lambda path, _name: values.find_class(path))
         self._match_all = None if partial else match_all
         self._known = Writer(Names()).kept
@@ -104,6 +109,10 @@ class Reader:
             return None
         if type(like) not in self._known and is_stateful(like):
             return self._object(node, like, name, strict)
+        # All at once: there may be millions. The root's names always count.
+        at_once = type(node) in _NESTED and (like is None or name or not strict)
+        if at_once and (found := _core.plain_value(node, like, MAX_DEPTH, self._makes)) is not NotImplemented:
+            return found
         match node:
             case dict():
                 return self._mapping(node, [*node], [*node.values()], like, name, strict)
@@ -128,7 +137,8 @@ class Reader:
             case ["tuple", *rest]:
                 return tuple(self._sequence(node, rest, like, name, strict))
             case ["deque", None | int() as longest, *rest] if longest is None or len(rest) <= longest <= sys.maxsize:
-                return deque(self._sequence(node, rest, like, name, strict), longest)
+                given = [*like] if type(like) is deque else like
+                return deque(self.node(["list", *rest], given, name, strict) or (), longest)
             case ["dataclass", str(kind), dict(fields)]:
                 return self._dataclass(node, kind, fields, like, name, strict)
             case ["namedtuple", str(kind), str(fields), *rest] if len(rest) == len(fields.split()):
@@ -234,9 +244,6 @@ class Reader:
                     key: self.node(child, like[key], join(name, key), strict) if one is NotImplemented else one
                     for key, child, one in zip(keys, nodes, found, strict=True)
                 }
-        fits = like is None or (type(like) is dict and _is_simple(like.values()) and (name or not strict))
-        if fits and isinstance(node, dict) and _is_simple(nodes) and not any(map(is_compiled, keys)):
-            return node.copy()
         parts = dict(zip([part_of(key, name) for key in keys], nodes, strict=True))
         made_keys = dict(zip(parts, keys, strict=True))
         theirs: dict[str, Any] | None = None
@@ -249,8 +256,6 @@ class Reader:
         return {made_keys[part]: value for part, value in made.items()}
 
     def _sequence(self, node: Any, nodes: list[Any], like: Any, name: str, strict: bool) -> list[Any]:
-        if _is_simple(nodes) and (like is None or (type(like) in _LISTS and _is_simple(like) and (name or not strict))):
-            return nodes  # As it is: there may be millions.
         theirs = {str(i): child for i, child in enumerate(like)} if isinstance(like, (list, tuple, deque)) else None
         parts = {str(i): child for i, child in enumerate(nodes)}
         return [*self._children(node, parts, like, theirs, name, strict).values()]
@@ -396,10 +401,6 @@ def _is_named(kind: type, path: str) -> bool:
     return kind.__qualname__.rpartition(".")[2] == path.rpartition(":")[2].rpartition(".")[2]
 
 
-def _is_simple(children: Collection[Any]) -> bool:
-    return SIMPLE.issuperset(map(type, children))
-
-
 def _holds_dataclass(value: Any) -> bool:
     if isinstance(value, tuple) and any(map(_holds_dataclass, value)):
         return True
@@ -433,7 +434,7 @@ def kinds_in(node: Any, name: str) -> dict[str, str]:
     def leaf(kind: str, _like: Any, leaf_name: str, _strict: bool) -> None:
         found[leaf_name] = kind
 
-    Reader(leaf, lambda _: None, None, find=lambda _path, _name: None).node(node, None, name, False)
+    Reader(leaf, lambda _: None, None, find=lambda _path, _name: None, makes=False).node(node, None, name, False)
     return found
 
 

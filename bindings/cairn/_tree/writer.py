@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from json.encoder import encode_basestring as _quote
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
+from .. import _core
 from .._errors import InvalidArgument
 from . import values
 from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .optimizers import optimizer_of
-from .packed import VERSION as PACKED
-from .packed import pack
 from .paths import (
     MAX_DEPTH,
     EnumName,
@@ -36,14 +34,12 @@ from .paths import (
 from .schedulers import classes_of
 from .taken import elements_of, items_of
 
-_NUMBERS = frozenset({int, float, bool})
-_FEW = 32  # Children that are written one by one, because that is faster than setting up json's encoder.
-SIMPLE = frozenset({int, float, bool, str, type(None)})  # What JSON has.
+PACKED = 4  # The version of a text that has packed lists: tree's and DCP's.
 _TEXT = frozenset({str})
-_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
-_LONGEST = 64 << 20  # Of one str or bytes: they all go into the header, and safetensors allows 100 MB for it.
-_HEADER = 100_000_000  # Bytes of a file's header.
+_LONGEST = 64 << 20  # Of one str or bytes, as in plain_text.cc: they all go into the header, and safetensors limits it.
+_MOST = 100_000_000  # Bytes of a file's header.
 _HEAVY = 1 << 20
+_MARK = "\0"  # Not in JSON.
 _DICT = '"dict"'
 _FACTS = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _ALLOWED = (
@@ -104,15 +100,17 @@ def _check_attributes(value: Any, kept: set[str], name: str) -> None:
 class Writer:
     """One walk over a tree. Every method returns the text of one node; the tensors go to the sink."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, sets_aside: bool = False) -> None:
+        """If it `sets_aside`, long texts are marks in what the methods return, and `whole` puts them in."""
         self._sink = sink
+        self._aside: list[str] | None = [] if sets_aside else None
         self._leaves = 0  # What no set may hold: tensors, arrays, objects and dataclasses.
         self.optimizers: dict[str, Any] = {}  # torch's, by path.
         self.objects: dict[str, str] = {}  # The classes of others that only their position tells apart, by path.
         self.schedulers: dict[str, list[str]] = {}  # The classes of torch's, by path: see schedulers.
         self.modules: list[tuple[str, Any]] = []  # torch's, with their paths; and their state dicts.
         self.states: list[Any] = []
-        self._heavies: list[tuple[int, str]] = []  # Long texts, and what they are of.
+        self._heavies: list[tuple[int, str, Any]] = []  # Long texts, their paths, and what they are of.
         self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks, PACKED if it has those.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
@@ -157,11 +155,11 @@ class Writer:
         if not is_unicode(value):
             raise InvalidArgument(f"{readable(name)}: a str with a lone surrogate is not Unicode text; use bytes")
         _check_length(value, name)
-        return self._heavy(_quote(value), name)
+        return self._heavy(_quote(value), name, value)
 
     def _bytes(self, value: bytes, name: str) -> str:
         _check_length(value, name)
-        return self._heavy(f'["bytes","{base64.b64encode(value).decode()}"]', name)
+        return self._heavy(f'["bytes","{base64.b64encode(value).decode()}"]', name, value)
 
     def _tensor(self, value: Any, name: str) -> str:
         layout, meta, quantized, nested = facts = _FACTS(value)
@@ -191,20 +189,26 @@ class Writer:
         self._sink.add(name or "~t", value)
         return self._later(f'["a","{value.dtype}"]') if str(value.dtype) in values.AS_BYTES else '["a"]'
 
-    def _heavy(self, text: str, name: str) -> str:
+    def _heavy(self, text: str, name: str, value: Any) -> str:
         if len(text) > _HEAVY:
-            self._heavies.append((len(text), name))
+            self._heavies.append((len(text), name, value))
         return text
 
-    def check_length(self, text: str) -> None:
-        """InvalidArgument if the text of all is too long for a file's header; names what most of it is of."""
-        if len(text) <= _LONGEST or (found := len(text.encode()) + text.count('"') + text.count("\\")) <= _HEADER:
+    def check_length(self, *texts: str, shown: Callable[[str], str] = readable) -> None:
+        """InvalidArgument if these texts, which are all, are too long; names what most of them is of."""
+        if sum(map(len, texts)) <= _LONGEST or (found := sum(map(_length_in_header, texts))) <= _MOST:
             return
-        # What is within something else was written before it.
-        most = next((name for length, name in self._heavies if length > len(text) // 2), "")
+        heaviest: tuple[int, str, Any] = max(self._heavies, key=itemgetter(0), default=(0, "", None))
+        length, most, value = heaviest
+        while type(value) in (dict, list, tuple):
+            children = value.items() if isinstance(value, dict) else enumerate(value)
+            key, value = next(
+                ((key, child) for key, child in children if 2 * _plain_length(child) > length), ("", None)
+            )
+            most = most if value is None else join(most, part_of(key, most))
         raise InvalidArgument(
-            f"{readable(most)}: plain values of {found:,} bytes in all; they are kept in the file's header, which has at "
-            f"most {_HEADER:,}: keep long lists as tensors or numpy arrays, and text as a tensor of uint8"
+            f"{shown(most)}: plain values of {found:,} bytes in all; they are kept in the file's header, which has at "
+            f"most {_MOST:,}: keep long lists as tensors or numpy arrays, and text as a tensor of uint8"
         )
 
     def _later(self, text: str) -> str:
@@ -218,28 +222,32 @@ class Writer:
             raise InvalidArgument(f"{readable(name)}: the tree is deeper than {MAX_DEPTH} levels")
         self._open.add(id(value))
 
-    def _simple(self, children: list[Any], keys: list[str] | None = None) -> str | None:
-        """The text of a list, or of a dict with these keys, whose children are numbers, None and str, all at once: there
-        may be millions. None if they are others, or one of them has to be written or refused by itself."""
-        if len(children) <= _FEW or not SIMPLE.issuperset(map(type, children)):
+    def _plain(self, value: Any, name: str, tag: str = "") -> str | None:
+        """The text of a dict, list or tuple with nothing but plain values in it, all at once: there may be millions. None
+        for others, or if something in it has to be refused."""
+        if (found := _core.plain_text(value, MAX_DEPTH + 1 - len(self._open), tag)) is None:
             return None
-        if keys is not None and not _TEXT.issuperset(map(type, keys)):
-            return None
-        ints = [child for child in children if type(child) is int]
-        if ints and not -(2**63) <= min(ints) <= max(ints) < 2**63:
-            return None
-        try:
-            text = _json(children if keys is None else dict(zip(keys, children, strict=True)))
-            text.encode()
-        except ValueError:  # Of floats that are not finite, and of lone surrogates.
-            return None
-        return text if len(text) <= _LONGEST else None
+        text, packed = found
+        self.version = max(self.version, PACKED if packed else 1)
+        text = self._heavy(text, name, value)
+        if self._aside is None or len(text) <= _HEAVY or tag not in ("", "list", "tuple"):
+            return text
+        self._aside.append(text)
+        return f"{_MARK}{len(self._aside) - 1}{_MARK}"
+
+    def whole(self, text: str) -> str:
+        """The text with what was set aside."""
+        if not self._aside:
+            return text
+        parts = text.split(_MARK)
+        parts[1::2] = [self._aside[int(mark)] for mark in parts[1::2]]
+        return "".join(parts)
 
     def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
-        keys, children = items_of(value, name)
         as_object = not head
-        if as_object and (simple := self._simple(children, keys)) is not None:
-            return self._heavy(simple, name)
+        if as_object and type(value) is dict and (plain := self._plain(value, name)) is not None:
+            return plain
+        keys, children = items_of(value, name)
         self._enter(value, name)
         # In C++ if possible: there may be 100,000 tensors, and the caller waits.
         nests = len(self._open) < MAX_DEPTH
@@ -253,7 +261,7 @@ class Writer:
             texts = map(_quote, keys) if as_object else [self.node(key, name) for key in keys]
             text = ",".join(map(":".join if as_object else ",".join, zip(texts, nodes, strict=True)))
         self._open.remove(id(value))
-        return self._heavy(f"{{{text}}}" if as_object else f"[{head or _DICT}{',' if text else ''}{text}]", name)
+        return self._heavy(f"{{{text}}}" if as_object else f"[{head or _DICT}{',' if text else ''}{text}]", name, None)
 
     def _ordered(self, value: Any, name: str) -> str:
         metadata = getattr(value, "_metadata", None)
@@ -261,21 +269,17 @@ class Writer:
         return self._mapping(f'"odict",{self.node(metadata, join(name, "~m"))}', value, name)
 
     def _sequence(self, tag: str, value: Iterable[Any], name: str) -> str:
+        at_once = value if type(value) in (list, tuple) else elements_of(value, name)
+        if (plain := self._plain(at_once, name, tag)) is not None:
+            return plain
         children = elements_of(value, name)
-        if len(children) <= _FEW and _NUMBERS.issuperset(map(type, children)):
-            return f"[{','.join((_quote(tag), *[self.node(child, name) for child in children]))}]"
-        if (packed := pack(tag, children)) is not None:
-            self.version = PACKED
-            return self._heavy(packed, name)
-        if (simple := self._simple(children)) is not None:
-            return self._heavy(f"[{_quote(tag)},{simple[1:]}", name)
         self._enter(value, name)
         nests = len(self._open) < MAX_DEPTH
         text = self._sink.add_all([*range(len(children))], children, name, "", nests, self.node)
         if text is None:
             text = ",".join(self.node(child, join(name, str(i))) for i, child in enumerate(children))
         self._open.remove(id(value))
-        return self._heavy(f"[{_quote(tag)},{text}]", name)
+        return self._heavy(f"[{_quote(tag)},{text}]", name, None)
 
     def _deque(self, value: deque[Any], name: str) -> str:
         head, nodes = '["deque"', self._sequence("deque", value, name)
@@ -283,7 +287,7 @@ class Writer:
 
     def _set(self, tag: str, value: Iterable[Any], name: str) -> str:
         before, children = self._leaves, elements_of(value, name)
-        nodes = [self.node(child, join(name, str(i))) for i, child in enumerate(children)]
+        nodes = [self.whole(self.node(child, join(name, str(i)))) for i, child in enumerate(children)]
         # A tuple's tensors were taken in C++. In a str the quotes would be escaped.
         if self._leaves != before or any('["t"' in node for node in nodes):
             raise InvalidArgument(
@@ -363,6 +367,15 @@ class Writer:
                 plain = "dict" if base is defaultdict else base.__name__
                 return f"a subclass would come back as another type: convert it with {plain}(...)"
         return _ALLOWED
+
+
+def _length_in_header(text: str) -> int:
+    return len(text.encode()) + text.count('"') + text.count("\\")
+
+
+def _plain_length(value: Any) -> int:
+    found = _core.plain_text([value], MAX_DEPTH)
+    return 0 if found is None else len(found[0])
 
 
 def _later(write: Callable[[Writer, Any, str], str]) -> Callable[[Writer, Any, str], str]:

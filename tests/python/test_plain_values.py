@@ -1,0 +1,149 @@
+"""Long lists, dicts and texts beside the tensors: kept exactly."""
+
+from __future__ import annotations
+
+import collections
+import math
+import random
+import struct
+from typing import Any
+
+import pytest
+import torch
+from cairn._errors import InvalidArgument
+from cairn._tree import build, codec, writer
+from flat import flatten
+from trees import same
+
+TREE = {
+    "model": {"w": torch.arange(5.0)},
+    "seen": [*range(2**33, 2**33 + 200_000)],
+    "words": [f"word {i} \u00e9" for i in range(100_000)],
+    "records": [{"id": i, "score": i / 3, "tags": ("a", None), "ok": True} for i in range(20_000)],
+}
+
+
+def read_back(value: Any) -> Any:
+    """By a walk that takes all at once, and, beside a tensor, by one that takes it apart."""
+    flat = flatten([value, torch.zeros(1)])
+    alone, beside = build(flatten(value).text, {}), build(flat.text, flat.tensors)[0]
+    assert same(alone, beside)
+    return alone
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [0.1, -0.0, 1e300, 5e-324, 2.0**53, 1e16, 1e15, 123456.789, -1e-5, 0.0001],
+        [*range(-1100, 1100), 2**31 - 1, -(2**31)],
+        [*range(1100), 2**31],
+        [2**63 - 1, -(2**63)] * 600,
+        [2**63, *range(1100)],
+        [True, *range(1100)],
+        [1.0, *range(1100)],
+        [True, False] * 600,
+        [math.inf, -math.inf, -0.0] * 400,
+        ["", "\0", "\x1f\x7f", '"\\/', "\ud7ff\ue000\uffff\U00010000\U0010ffff", "\u00ff", "\u0100", "a" * 70_000],
+        [b"", b"\0", b"ab", b"abc", bytes(range(256)) * 10] * 300,
+        {"a": [{"b": ({}, [], ())}] * 40, "": {}, "\u00e9": {"\n": None}},
+        {i: str(i) for i in range(-600, 600)},
+        {None: 1, True: 2, False: 3, 5: {7: (8,)}, "5": []},
+        {2**60: 1, -(2**60): 2, 2**61 - 1: 3, 2**62: 4},
+        [["packed"], ["packed", "list", "<i4", "AAAA"], ["t"], ["list", "tuple"], {"t": ["t"]}],
+        collections.deque(range(3000), maxlen=3000),
+        [float.fromhex(f"{'-' * (i % 2)}0x1.{i:013x}p{i % 2000 - 1000}") for i in range(0, 2**52, 2**52 // 3000)],
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_plain_values_come_back_as_they_were(value: Any) -> None:
+    assert same(read_back(value), value)
+
+
+def test_random_trees_come_back_as_they_were() -> None:
+    chosen = random.Random(7)
+    leaves: list[Any] = [None, True, 7, -(2**40), 2**70, 0.5, math.inf, "x", '\u00e9"', "t", b"y"]
+
+    def tree(levels: int) -> Any:
+        if levels == 0 or chosen.random() < 0.3:
+            return chosen.choice(leaves)
+        children = [tree(levels - 1) for _ in range(chosen.randrange(5))]
+        as_keys = [chosen.choice([f"k{i}", i, '"', "_orig_mod.a"]) for i in range(len(children))]
+        return chosen.choice([list, tuple, lambda all_of: dict(zip(as_keys, all_of, strict=True))])(children)
+
+    for _ in range(300):
+        value = [tree(5)]
+        assert same(read_back(value), value)
+
+
+def test_not_a_bit_of_a_number_is_lost() -> None:
+    words = [0x7FF8000000000001, 0xFFF0DEADBEEF0001, 0x7FF0000000000000, 1, 0x8000000000000000] * 300
+    numbers = [struct.unpack("<d", struct.pack("<Q", word))[0] for word in words]
+    assert [struct.unpack("<Q", struct.pack("<d", one))[0] for one in read_back(numbers)] == words
+
+
+def test_what_was_read_is_the_callers_own() -> None:
+    value = {"a": {"b": 1, "c": [1, 2]}, "d": [[3]] * 2}
+    text = flatten(value).text
+    first, second = build(text, {}), build(text, {})
+    first["a"]["b"] = first["a"]["c"][0] = first["d"][0][0] = 9
+    assert (second, first["d"]) == (value, [[9], [3]])
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ([{"a": i} for i in range(2000)] + [{"a": {1}.pop}], "m/2000/a"),
+        ({"big": [*range(5000)], "x": ["\ud800"]}, "m/x/0"),
+        ([[0.5] * 2000, [float] * 2], "m/1/0"),
+        ([{2**5000: 1}], "m/0"),
+        ([{1.5: 1}], "m/0"),
+    ],
+)
+def test_what_cannot_be_kept_among_many_is_refused_with_its_path(value: Any, path: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{path}: "):
+        flatten({"m": value})
+
+
+def test_a_list_that_holds_itself_twice_is_refused_at_once() -> None:
+    value: list[Any] = []
+    value += [value, value]
+    with pytest.raises(InvalidArgument, match="^m/0: .* holds itself"):
+        flatten({"m": value})
+
+
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        ({"m": {"a": [*range(900)], "log": ["x" * 40] * 900}, "n": ["y"] * 99}, "m/log"),
+        ({"m": {"w": torch.zeros(1), "log": [{"a": "x" * 1500}] * 40}}, "m/log"),
+        ({"w": torch.zeros(1), "m": [{"text": "x" * 50_000}]}, "m/0/text"),
+        ({"w": torch.zeros(1), "m": {"text": "x" * 50_000}, "t": "z" * 3000}, "m/text"),
+    ],
+)
+def test_too_many_plain_values_are_refused_with_their_path(
+    monkeypatch: pytest.MonkeyPatch, tree: Any, path: str
+) -> None:
+    for limit, small in (("_MOST", 30_000), ("_LONGEST", 20_000), ("_HEAVY", 1000)):
+        monkeypatch.setattr(writer, limit, small)
+    monkeypatch.setattr(writer, "_check_length", lambda *_: None)
+    with pytest.raises(InvalidArgument, match=rf"^{path}: plain values of \d+,\d{{3}} bytes in all; .* at most 30,000"):
+        flatten(tree)
+
+
+def test_nothing_is_walked_one_by_one() -> None:
+    """The walks in Python take microseconds for each value."""
+    calls = collections.Counter[str]()
+    tree = {"w": torch.zeros(1), **{key: TREE[key] for key in ("seen", "words", "records")}}
+
+    class Counting(writer.Writer):
+        def node(self, value: Any, name: str) -> str:
+            calls["node"] += 1
+            return super().node(value, name)
+
+    original, codec.Writer = codec.Writer, Counting  # type: ignore[misc]
+    try:
+        text = flatten(tree).text
+    finally:
+        codec.Writer = original  # type: ignore[misc]
+    assert calls["node"] < 20
+    assert same(build(text, {"w": tree["w"]}), tree)
