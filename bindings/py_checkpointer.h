@@ -51,11 +51,10 @@ class PyCheckpointer : public OpenEngine {
 
   /// Sets `entry.save`, and appends the entry to `held` if the save reads after its call, before it returns: between
   /// the return and Python's next instruction a signal handler may raise, and then nobody would know of the save.
-  pybind11::object Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values,
-                        const StreamArguments& streams, const StreamArguments& elsewhere, bool replace, bool pin,
-                        const ReplicaArguments& replicas, double hold, const pybind11::object& held,
-                        const pybind11::object& entry) {
-    const PySave begun = Start(step, tensors, values, streams, elsewhere, replace, pin, replicas, hold);
+  pybind11::object Save(std::uint64_t step, TreeTensors& tensors, JsonArguments values, const StreamArguments& streams,
+                        const StreamArguments& elsewhere, bool replace, bool pin, const ReplicaArguments& replicas,
+                        double hold, const pybind11::object& held, const pybind11::object& entry) {
+    const PySave begun = Start(step, tensors, std::move(values), streams, elsewhere, replace, pin, replicas, hold);
     pybind11::object save = pybind11::cast(begun);
     entry.attr("save") = save;
     if (begun.watched() == nullptr) return save;
@@ -243,28 +242,24 @@ class PyCheckpointer : public OpenEngine {
     return ValueOrRaise(std::move(result));
   }
 
-  PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, StreamArguments streams,
+  PySave Start(std::uint64_t step, TreeTensors& tensors, JsonArguments values, StreamArguments streams,
                const StreamArguments& elsewhere, bool replace, bool pin, const ReplicaArguments& replicas,
                double hold) {
     const InUse engine = Use();
     Result<State> built = tensors.Build(last_save_);
     torch_ = tensors.torch();
     if (!built.ok()) GiveUp(step, built.status().message(), static_cast<int>(built.status().code()));
-    State state = ValueOrRaise(std::move(built));
+    const State state = ValueOrRaise(std::move(built));
     const std::shared_ptr<const TensorTable> table = Unlocked([&] { return Inside::Of(*engine).Foresee(state); });
     if (table->waits_for_streams()) streams.insert(streams.end(), elsewhere.begin(), elsewhere.end());
     std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked(), !writes_->ignored());
     const bool watch = !read_later.empty();
     SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
-      for (const auto& [name, text] : values) {
-        if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
-          Inside::Of(*engine).Refuse(step, set);
-          return set;
-        }
-      }
+      Values beside;
+      for (auto& [name, text] : values) beside.insert_or_assign(name, Json{std::move(text), true});
       const auto& [shared, rank0_tensors, identical_values] = replicas;
       return Inside::Of(*engine).Save(
-          step, state,
+          step, state, std::move(beside),
           {.streams = StreamsFrom(streams),
            .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
            .pin = pin,

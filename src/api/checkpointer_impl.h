@@ -123,10 +123,10 @@ class Checkpointer::Impl {
   void WarnWithoutGpuChecksums(const Device& device) const;
 
   // Save.
-  /// Checkpointer::Save. With a `hold` the save is not committed before SaveTask::Release: for a caller that learns
-  /// elsewhere whether this is to be a checkpoint. If it is not released within `hold` after its last write and
-  /// checksum, it fails with DeadlineExceeded.
-  Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options,
+  /// Checkpointer::Save of the state's tensors and these values. With a `hold` the save is not committed before
+  /// SaveTask::Release: for a caller that learns elsewhere whether this is to be a checkpoint. If it is not released
+  /// within `hold` after its last write and checksum, it fails with DeadlineExceeded.
+  Result<SaveHandle> Save(std::uint64_t step, const State& state, Values values, const SaveOptions& save_options,
                           std::chrono::nanoseconds hold) CAIRN_EXCLUDES(save_mutex);
   /// Called in place of Save by a caller who finds out before that it cannot be made.
   void Refuse(std::uint64_t step, const Status& why) CAIRN_EXCLUDES(save_mutex);

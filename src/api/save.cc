@@ -9,7 +9,7 @@
 namespace cairn {
 
 Result<SaveHandle> Checkpointer::Save(std::uint64_t step, const State& state, const SaveOptions& options) {
-  return impl_->Save(step, state, options, /*hold=*/{});
+  return impl_->Save(step, state, state.values(), options, /*hold=*/{});
 }
 
 Result<bool> Checkpointer::ShouldSave(std::uint64_t step) {
@@ -50,8 +50,8 @@ std::shared_ptr<SaveTask> Checkpointer::Impl::SubmitFailed(std::uint64_t step, s
   return task;
 }
 
-Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& state, const SaveOptions& save_options,
-                                            std::chrono::nanoseconds hold) {
+Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& state, Values values,
+                                            const SaveOptions& save_options, std::chrono::nanoseconds hold) {
   CAIRN_RETURN_IF_ERROR(CheckWritable());
   const auto begun = SaveTask::Clock::now();
   MutexLock lock(save_mutex);
@@ -84,7 +84,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
     if (plan->admitted) ledger->Withdraw(*plan);
     return refuse(events.status());
   }
-  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(share->table, state.values()),
+  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(share->table, std::move(values)),
                                          *std::move(events), begun, engine->inbox());
   task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
   engine->Submit(task);

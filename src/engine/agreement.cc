@@ -156,7 +156,8 @@ std::string EncodePrepared(const PreparedMessage& message) {
                    {"file", message.shard.file},
                    {"length", message.shard.length},
                    {"digest", message.shard.header_digest},
-                   {"nonfinite", static_cast<int>(message.shard.nonfinite)}};
+                   {"nonfinite", static_cast<int>(message.shard.nonfinite)},
+                   {"long_values", static_cast<int>(message.shard.long_values)}};
   if (message.kept) {
     object["kept_length"] = message.kept->length;
     object["kept_digest"] = message.kept->header_digest;
@@ -185,7 +186,8 @@ Result<PreparedMessage> DecodePrepared(int rank, std::string_view text) {
   const auto of_rank = static_cast<std::uint64_t>(rank);
   bool good = read.Take("step", message.step) && read.Take("restored", message.restored) &&
               read.Take("file", message.shard.file) && read.TakeFile("", message.shard) &&
-              message.shard.file == ShardName(of_rank);
+              message.shard.file == ShardName(of_rank) && read.Take("long_values", number) && number <= 1;
+  message.shard.long_values = number != 0;
   if (good && read.Has("kept_length")) {
     ManifestShard& kept = message.kept.emplace();
     KeptOrigin& origin = kept.kept.emplace(KeptOrigin{.rank = of_rank});

@@ -345,7 +345,8 @@ ManifestShard ShardWriter::shard() const {
   return {.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
           .length = header_->data_begin() + task_.snapshot().shard_bytes(),
           .header_digest = header_->digest(),
-          .nonfinite = nonfinite_};
+          .nonfinite = nonfinite_,
+          .long_values = task_.snapshot().has_long_values()};
 }
 
 void ShardWriter::Confirm() {
@@ -394,6 +395,7 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
   const auto world = static_cast<std::uint64_t>(context_.parts.group->size());
   std::vector<std::string> features;
   if (shards.size() > world) features.emplace_back(kKeptFeature);
+  if (std::ranges::any_of(shards, &ManifestShard::long_values)) features.emplace_back(kLongValuesFeature);
   return {.required_features = std::move(features),
           .step = plan.step,
           .line = plan.line,

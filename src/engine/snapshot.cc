@@ -1,9 +1,12 @@
 #include "engine/snapshot.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/crc32c.h"
 
 namespace cairn {
 namespace {
@@ -28,19 +31,48 @@ Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
     to += layout.bytes;
   }
   reads_cpu_ = table_->cpu_bytes() > table_->small_bytes();
+  TakeLongValues();
 }
+
+void Snapshot::TakeLongValues() {
+  const auto is_taken = [this](const std::string& tensor) {
+    for (std::size_t i = 0; i < table_->size(); ++i) {
+      if ((*table_)[i].name == tensor) return true;
+    }
+    return std::ranges::any_of(long_values_, [&](const Text& one) { return one.tensor == tensor; });
+  };
+  for (auto& [name, value] : values_) {
+    Json* const json = std::get_if<Json>(&value);
+    if (json == nullptr || json->text.size() < kLongValueBytes) continue;
+    std::string tensor = "cairn.values/" + name;
+    while (is_taken(tensor)) tensor += '\'';
+    long_values_.push_back({.name = name, .tensor = std::move(tensor), .text = std::move(json->text)});
+  }
+  for (const Text& one : long_values_) values_.erase(one.name);
+}
+
+std::uint64_t Snapshot::BytesOf(std::uint32_t i) const {
+  return IsText(i) ? long_values_[i - table_->size()].text.size() : (*table_)[i].bytes();
+}
+
+DType Snapshot::DTypeOf(std::uint32_t i) const { return IsText(i) ? DType::kU8 : (*table_)[i].dtype; }
 
 void Snapshot::LayOut(std::uint64_t chunk_bytes, KeptChoice kept) {
   kept_ = std::move(kept);
   chunk_bytes_ = chunk_bytes;
   order_ = &table_->StoreOrder();
   shard_tensors_ = order_->size();
-  if (!kept_.holds.empty()) DivideOrder();
-  std::vector<const StridedLayout*> by_entry(table_->size(), nullptr);
+  if (!kept_.holds.empty() || has_long_values()) DivideOrder();
+  std::vector<const StridedLayout*> by_entry(table_->size() + long_values_.size(), nullptr);
   std::byte* copy = small_.get();
   for (const std::uint32_t i : table_->small()) {
     by_entry[i] = &moved_.emplace_back(ContiguousAt(copy, (*table_)[i].bytes()));
     copy += (*table_)[i].bytes();
+  }
+  for (std::size_t i = 0; i < long_values_.size(); ++i) {
+    std::string& text = long_values_[i].text;
+    by_entry[table_->size() + i] =
+        &moved_.emplace_back(ContiguousAt(reinterpret_cast<std::byte*>(text.data()), text.size()));
   }
   offsets_.reserve(order_->size() + 1);
   source_.reserve(order_->size());
@@ -51,14 +83,14 @@ void Snapshot::LayOut(std::uint64_t chunk_bytes, KeptChoice kept) {
       shard_bytes_ = at;
       kept_begin_ = AlignUp(at, chunk_bytes_);
       runs_.push_back({DType::kU8, kept_begin_ - std::exchange(at, kept_begin_)});
-      runs_.push_back({(*table_)[i].dtype, 0});
+      runs_.push_back({DTypeOf(i), 0});
     }
     offsets_.push_back(at);
-    at += (*table_)[i].bytes();
+    at += BytesOf(i);
     source_.push_back(by_entry[i] != nullptr ? by_entry[i] : &(*table_)[i].layout);
-    const DType dtype = (*table_)[i].dtype;
+    const DType dtype = DTypeOf(i);
     if (runs_.empty() || runs_.back().dtype != dtype) runs_.push_back({dtype, 0});
-    runs_.back().bytes += (*table_)[i].bytes();
+    runs_.back().bytes += BytesOf(i);
   }
   offsets_.push_back(at);
   if (shard_tensors_ == order_->size()) {
@@ -70,14 +102,14 @@ void Snapshot::LayOut(std::uint64_t chunk_bytes, KeptChoice kept) {
 
 // What is linked is in neither part.
 void Snapshot::DivideOrder() {
-  divided_.reserve(order_->size());
-  for (const bool kept : {false, true}) {
-    if (kept) shard_tensors_ = divided_.size();
-    if (kept && kept_.linked) break;
-    for (const std::uint32_t i : *order_) {
-      if (kept_.holds[i] == kept) divided_.push_back(i);
-    }
+  const auto is_kept = [this](std::uint32_t i) { return !kept_.holds.empty() && kept_.holds[i]; };
+  divided_.reserve(order_->size() + long_values_.size());
+  std::ranges::copy_if(*order_, std::back_inserter(divided_), std::not_fn(is_kept));
+  for (std::size_t i = 0; i < long_values_.size(); ++i) {
+    divided_.push_back(static_cast<std::uint32_t>(table_->size() + i));
   }
+  shard_tensors_ = divided_.size();
+  if (!kept_.linked) std::ranges::copy_if(*order_, std::back_inserter(divided_), is_kept);
   order_ = &divided_;
 }
 
@@ -90,20 +122,21 @@ std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t
     const std::uint64_t from = std::max(begin, offsets_[place]);
     const std::uint64_t to = std::min(end, offsets_[place + 1]);
     if (from == to) continue;  // No elements.
-    const TensorEntry& entry = (*table_)[order[place]];
-    pieces.push_back({entry.device,
+    const std::uint32_t i = order[place];
+    pieces.push_back({IsText(i) ? DeviceId{} : (*table_)[i].device,
                       {.tensor = source_[place],
                        .begin = from - offsets_[place],
                        .end = to - offsets_[place],
                        .memory = memory + (from - begin),
-                       .dtype = entry.dtype}});
+                       .dtype = DTypeOf(i)}});
   }
   return pieces;
 }
 
 const std::string& Snapshot::NameAt(std::uint64_t at) const {
   const auto behind = std::upper_bound(offsets_.begin(), offsets_.end() - 1, at);
-  return (*table_)[(*order_)[static_cast<std::size_t>(behind - offsets_.begin() - 1)]].name;
+  const std::uint32_t i = (*order_)[static_cast<std::size_t>(behind - offsets_.begin() - 1)];
+  return IsText(i) ? long_values_[i - table_->size()].tensor : (*table_)[i].name;
 }
 
 std::vector<Snapshot::Run> Snapshot::Runs(std::uint64_t begin, std::uint64_t end) const {
@@ -129,8 +162,14 @@ ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std
   const std::uint64_t from = of_kept ? kept_begin_ : 0;
   header.tensors.reserve(end - (of_kept ? shard_tensors_ : 0));
   for (std::size_t place = of_kept ? shard_tensors_ : 0; place < end; ++place) {
-    const TensorEntry& entry = (*table_)[(*order_)[place]];
+    const std::uint32_t i = (*order_)[place];
     const std::uint64_t begin = offsets_[place] - from;
+    if (IsText(i)) {
+      const auto& [name, tensor, text] = long_values_[i - table_->size()];
+      header.long_values.push_back({name, tensor, begin, begin + text.size(), Crc32c(std::as_bytes(std::span(text)))});
+      continue;
+    }
+    const TensorEntry& entry = (*table_)[i];
     header.tensors.push_back({entry.name, entry.dtype, entry.shape, begin, begin + entry.bytes(), entry.part});
   }
   for (std::size_t i = 0; i < table_->size(); ++i) {

@@ -14,9 +14,13 @@
 
 namespace cairn {
 
-/// What a save writes: views of the caller's tensors as one byte stream, in the shard's order; then, if it writes a
-/// kept file, what that holds, in the file's order. The second part begins with a chunk of its own: the stream has a
-/// gap before it, of which no chunk has a byte.
+/// JSON values whose texts are so long are written as tensors' data, not into the header: a header is parsed as a whole
+/// by whoever wants anything of the file, and safetensors limits its length.
+inline constexpr std::size_t kLongValueBytes = 1U << 20;
+
+/// What a save writes: views of the caller's tensors as one byte stream, in the shard's order, and the texts of long
+/// values; then, if it writes a kept file, what that holds, in the file's order. The second part begins with a chunk of
+/// its own: the stream has a gap before it, of which no chunk has a byte.
 ///
 /// Made during the call of Save, which copies small CPU tensors; laid out later on a worker. Immutable after LayOut.
 class Snapshot {
@@ -41,6 +45,8 @@ class Snapshot {
   }
   /// Where the chunk behind that one begins, or the end of the stream.
   [[nodiscard]] std::uint64_t NextChunk(std::uint64_t begin) const { return std::min(begin + chunk_bytes_, bytes()); }
+  /// Values whose texts are in the stream.
+  [[nodiscard]] bool has_long_values() const { return !long_values_.empty(); }
   /// The tensor that has the byte.
   [[nodiscard]] const std::string& NameAt(std::uint64_t at) const;
   /// What is kept, written or linked.
@@ -68,10 +74,22 @@ class Snapshot {
                                    bool of_kept = false) const;
 
  private:
+  void TakeLongValues();
   void DivideOrder();
+  /// Of a tensor by its number in the table, or of a long value, whose numbers follow.
+  [[nodiscard]] bool IsText(std::uint32_t i) const { return i >= table_->size(); }
+  [[nodiscard]] std::uint64_t BytesOf(std::uint32_t i) const;
+  [[nodiscard]] DType DTypeOf(std::uint32_t i) const;
 
   const std::shared_ptr<const TensorTable> table_;
-  const Values values_;
+  Values values_;
+  // A long value's name, its tensor's, and its text.
+  struct Text {
+    std::string name;
+    std::string tensor;
+    std::string text;
+  };
+  std::deque<Text> long_values_;
   // Copies of table().small(), back to back.
   const std::unique_ptr<std::byte[]> small_;
   bool reads_cpu_ = false;
@@ -82,7 +100,8 @@ class Snapshot {
   std::uint64_t shard_bytes_ = 0;
   std::uint64_t kept_begin_ = 0;
   std::uint64_t kept_bytes_ = 0;
-  // The table's StoreOrder(), or, if something is kept, `divided_`: those of the shard, then those of the kept file.
+  // The table's StoreOrder(), or, if something is kept or long, `divided_`: those of the shard with the long values,
+  // then those of the kept file.
   const std::vector<std::uint32_t>* order_ = nullptr;
   std::vector<std::uint32_t> divided_;
   std::size_t shard_tensors_ = 0;
@@ -91,7 +110,7 @@ class Snapshot {
   std::vector<const StridedLayout*> source_;
   // All of the stream by dtype, the gap too.
   std::vector<Run> runs_;
-  // The copies of small CPU tensors.
+  // The copies of small CPU tensors, and the texts.
   std::deque<StridedLayout> moved_;
 };
 

@@ -272,10 +272,10 @@ bool ManifestReader::OnScalar(const JsonScalar& value) {
     case At::kFeatures:
       if (value.kind != JsonScalar::Kind::kText) return FailExpected("strings", value.Describe());
       manifest.required_features.emplace_back(value.text);
-      if (value.text == kKeptFeature) return true;
+      if (value.text == kKeptFeature || value.text == kLongValuesFeature) return true;
       return Fail(StatusCode::kUnsupported,
-                  "required_features: expected only \"{}\", as this version knows no other, found {}", kKeptFeature,
-                  Quoted(value.text));
+                  "required_features: expected only \"{}\" and \"{}\", as this version knows no other, found {}",
+                  kKeptFeature, kLongValuesFeature, Quoted(value.text));
     case At::kShards:
     case At::kKepts:
       return FailExpected("objects", value.Describe());

@@ -20,8 +20,10 @@ inline constexpr std::string_view kIndexName = "index.cairn";
 inline constexpr std::uint64_t kMaxIndexBytes = 256U << 20;
 inline constexpr std::uint64_t kMaxIndexHeadBytes = 16U << 20;
 
-/// The only feature that this version knows: the checkpoint has kept files.
+/// The features that this version knows: the checkpoint has kept files; values of a rank are in the data of its shard
+/// (LongValue).
 inline constexpr std::string_view kKeptFeature = "kept";
+inline constexpr std::string_view kLongValuesFeature = "long_values";
 
 /// Of a kept file: which save wrote it, of which rank. Later checkpoints of the rank have the same file.
 struct KeptOrigin {
@@ -40,6 +42,8 @@ struct ManifestShard {
   NonFinite nonfinite = NonFinite::kNone;
   /// Set for a kept file.
   std::optional<KeptOrigin> kept = std::nullopt;
+  /// Whether it has long values. The manifest does not say it of each: kLongValuesFeature says it of the checkpoint.
+  bool long_values = false;
   friend bool operator==(const ManifestShard&, const ManifestShard&) = default;
 };
 
@@ -66,7 +70,8 @@ struct ManifestIndex {
 
 /// The file that makes a folder a checkpoint.
 struct Manifest {
-  /// A reader must refuse a checkpoint with a feature that it does not know. kKeptFeature if there are kept files.
+  /// A reader must refuse a checkpoint with a feature that it does not know. kKeptFeature if there are kept files,
+  /// kLongValuesFeature if a shard has long values.
   std::vector<std::string> required_features;
   std::uint64_t step = 0;
   /// The line of training: the member "generation".

@@ -33,6 +33,18 @@ struct ShardTensor {
   friend bool operator==(const ShardTensor&, const ShardTensor&) = default;
 };
 
+/// A JSON value whose text is too long for the header: it is the contents of a tensor (U8, one dimension) that only the
+/// value names. `begin` and `end` count from the first data byte.
+struct LongValue {
+  std::string name;
+  std::string tensor;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  /// Of the text.
+  std::uint32_t crc32c = 0;
+  friend bool operator==(const LongValue&, const LongValue&) = default;
+};
+
 /// The contents of a shard's header. A safetensors file of other software decodes with cairn == false.
 struct ShardHeader {
   /// Whether the cairn.* keys are there. Otherwise the fields after `tensors` mean nothing.
@@ -45,7 +57,10 @@ struct ShardHeader {
   std::uint64_t shard = 0;
   /// Tied tensors: a name -> the name in `tensors` that holds its bytes.
   std::map<std::string, std::string> aliases;
+  /// A reader of the file adds the long ones, once it has read their texts.
   Values values;
+  /// In the order of their bytes: contiguous from the end of the tensors, without holes. They are not among `tensors`.
+  std::vector<LongValue> long_values;
   /// CRC32C of each kChecksumBlock of data; empty without checksums.
   std::vector<std::uint32_t> sums;
   bool checksums = true;
@@ -56,7 +71,10 @@ struct ShardHeader {
   /// File offset of the first data byte; in Cairn's files a multiple of 4096. Set by DecodeShardHeader.
   std::uint64_t data_begin = 0;
 
-  [[nodiscard]] std::uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
+  [[nodiscard]] std::uint64_t data_bytes() const {
+    if (!long_values.empty()) return long_values.back().end;
+    return tensors.empty() ? 0 : tensors.back().end;
+  }
   [[nodiscard]] std::uint64_t file_bytes() const { return data_begin + data_bytes(); }
   friend bool operator==(const ShardHeader&, const ShardHeader&) = default;
 };
@@ -109,8 +127,13 @@ class ShardHeaderWriter {
 [[nodiscard]] Result<ShardHeader> DecodeShardHeader(Bytes bytes, std::uint64_t file_bytes, const std::string& file);
 
 /// Converts typed values to and from a JSON object, preserving types and bits. EncodeValues needs values that
-/// State::Set accepts; DecodeValues may get hostile input (Corrupt; the message begins with `file`).
-[[nodiscard]] std::string EncodeValues(const Values& values);
-[[nodiscard]] Result<Values> DecodeValues(std::string_view json, const std::string& file);
+/// State::Set accepts; DecodeValues may get hostile input (Corrupt; the message begins with `file`), and gives long
+/// values without `begin` and `end`.
+[[nodiscard]] std::string EncodeValues(const Values& values, std::span<const LongValue> long_values = {});
+struct DecodedValues {
+  Values values;
+  std::vector<LongValue> long_values;
+};
+[[nodiscard]] Result<DecodedValues> DecodeValues(std::string_view json, const std::string& file);
 
 }  // namespace cairn

@@ -172,6 +172,41 @@ Status TakeSums(Strings& metadata, ShardHeader& header, const std::string& file)
   return Status::Ok();
 }
 
+// The last tensors of the data are these values' texts, in any order: takes them out of the tensors.
+Status TakeLongValues(std::vector<LongValue> values, ShardHeader& header, const std::string& where) {
+  const auto invalid = [&where](const LongValue& value, std::string_view what) {
+    return Error(StatusCode::kCorrupt, "{}: value {}: expected {}", where, Quoted(value.name), what);
+  };
+  std::map<std::string_view, LongValue*> by_tensor;
+  for (LongValue& value : values) {
+    if (!by_tensor.emplace(value.tensor, &value).second) return invalid(value, "a tensor that no other value names");
+  }
+  for (const auto& [alias, holder] : header.aliases) {
+    if (const auto found = by_tensor.find(holder); found != by_tensor.end()) {
+      return invalid(*found->second, "a tensor that no alias names");
+    }
+  }
+  std::size_t first = header.tensors.size();
+  for (; first > 0; --first) {
+    const ShardTensor& tensor = header.tensors[first - 1];
+    const auto found = by_tensor.find(tensor.name);
+    if (found == by_tensor.end()) break;
+    LongValue& value = *found->second;
+    if (tensor.dtype != DType::kU8 || tensor.shape.size() != 1 || tensor.shape[0] == 0 || tensor.part) {
+      return invalid(value, "its text in a whole tensor of U8 with one dimension");
+    }
+    value.begin = tensor.begin;
+    value.end = tensor.end;
+  }
+  for (const LongValue& value : values) {
+    if (value.end == 0) return invalid(value, "its text in one of the last tensors of the file");
+  }
+  header.tensors.resize(first);
+  std::ranges::sort(values, {}, &LongValue::begin);
+  header.long_values = std::move(values);
+  return Status::Ok();
+}
+
 // The tables that are JSON in a string. Empty ones are omitted.
 Status TakeTables(Strings& metadata, ShardHeader& header, const NameIndex& index, const std::string& file) {
   const auto where = [&file](std::string_view key) { return fmt::format("{}: {}", file, key); };
@@ -188,7 +223,9 @@ Status TakeTables(Strings& metadata, ShardHeader& header, const NameIndex& index
   }
   if (metadata.contains(std::string(kValuesKey))) {
     CAIRN_ASSIGN_OR_RETURN(const std::string text, TakeText(metadata, kValuesKey, file));
-    CAIRN_ASSIGN_OR_RETURN(header.values, DecodeValues(text, where(kValuesKey)));
+    CAIRN_ASSIGN_OR_RETURN(DecodedValues found, DecodeValues(text, where(kValuesKey)));
+    header.values = std::move(found.values);
+    CAIRN_RETURN_IF_ERROR(TakeLongValues(std::move(found.long_values), header, where(kValuesKey)));
   }
   return Status::Ok();
 }

@@ -58,6 +58,21 @@ Status CheckTensors(const ShardHeader& header) {
   return Status::Ok();
 }
 
+Status CheckLongValues(const ShardHeader& header) {
+  const NameIndex index(header.tensors);
+  std::uint64_t end = header.tensors.empty() ? 0 : header.tensors.back().end;
+  for (const LongValue& value : header.long_values) {
+    const bool taken = value.tensor == kMetadata || index.Find(value.tensor) || header.aliases.contains(value.tensor);
+    if (taken || !IsUtf8(value.tensor) || value.begin != end || value.end <= value.begin) {
+      return Error(StatusCode::kInvalidArgument,
+                   "value {}: expected its text in a tensor of its own from {} on, found {:?} from {} to {}",
+                   Quoted(value.name), end, std::string_view(value.tensor), value.begin, value.end);
+    }
+    end = value.end;
+  }
+  return Status::Ok();
+}
+
 Status CheckNames(const ShardHeader& header) {
   const NameIndex index(header.tensors);
   if (const auto duplicate = index.duplicate()) {
@@ -135,15 +150,16 @@ std::string AliasesJson(const std::map<std::string, std::string>& aliases) {
 }
 
 // Appends a tensor without its name.
-void AppendTensor(std::string& out, const ShardTensor& tensor) {
+void AppendTensor(std::string& out, DType dtype, const std::vector<std::int64_t>& shape, std::uint64_t begin,
+                  std::uint64_t end) {
   out += "{\"dtype\":\"";
-  out += DTypeName(tensor.dtype);
+  out += DTypeName(dtype);
   out += "\",\"shape\":";
-  AppendList(out, tensor.shape);
+  AppendList(out, shape);
   out += ",\"data_offsets\":[";
-  AppendDecimal(out, tensor.begin);
+  AppendDecimal(out, begin);
   out += ',';
-  AppendDecimal(out, tensor.end);
+  AppendDecimal(out, end);
   out += "]}";
 }
 
@@ -174,8 +190,8 @@ class Members {
 };
 
 // Refuses what readers would refuse: values that are not finite, not UTF-8 or invalid JSON.
-Result<std::string> ValuesJson(const Values& values) {
-  std::string text = EncodeValues(values);
+Result<std::string> ValuesJson(const Values& values, std::span<const LongValue> long_values) {
+  std::string text = EncodeValues(values, long_values);
   if (const auto read = DecodeValues(text, "values"); !read.ok()) {
     return Status(StatusCode::kInvalidArgument, read.status().message());
   }
@@ -195,7 +211,7 @@ std::size_t AppendMetadata(std::string& out, const ShardHeader& header, const st
     metadata.Add(kShardKey, header.shard);
     if (const std::string parts = PartsJson(header.tensors); !parts.empty()) metadata.Add(kPartsKey, parts);
     if (!header.aliases.empty()) metadata.Add(kAliasesKey, AliasesJson(header.aliases));
-    if (!header.values.empty()) metadata.Add(kValuesKey, values);
+    if (!header.values.empty() || !header.long_values.empty()) metadata.Add(kValuesKey, values);
     if (header.checksums) {
       metadata.Add(kBlockKey, kChecksumBlock);
       metadata.Key(kSumsKey);
@@ -215,8 +231,9 @@ std::size_t AppendMetadata(std::string& out, const ShardHeader& header, const st
 Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
   CAIRN_RETURN_IF_ERROR(CheckTensors(header));
   CAIRN_RETURN_IF_ERROR(CheckNames(header));
+  CAIRN_RETURN_IF_ERROR(CheckLongValues(header));
   CAIRN_RETURN_IF_ERROR(CheckMetadata(header));
-  CAIRN_ASSIGN_OR_RETURN(const std::string values, ValuesJson(header.values));
+  CAIRN_ASSIGN_OR_RETURN(const std::string values, ValuesJson(header.values, header.long_values));
 
   ShardHeaderWriter writer;
   if (header.cairn && header.checksums) writer.sum_count_ = DivideUp(header.data_bytes(), kChecksumBlock);
@@ -236,7 +253,11 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
   }
   for (const ShardTensor& tensor : header.tensors) {
     top.Key(tensor.name);
-    AppendTensor(out, tensor);
+    AppendTensor(out, tensor.dtype, tensor.shape, tensor.begin, tensor.end);
+  }
+  for (const LongValue& value : header.long_values) {
+    top.Key(value.tensor);
+    AppendTensor(out, DType::kU8, {static_cast<std::int64_t>(value.end - value.begin)}, value.begin, value.end);
   }
   out += '}';
   out.append(AlignUp(out.size(), kBlock) - out.size(), ' ');

@@ -1,6 +1,10 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "base/json_text.h"
 #include "base/status_macros.h"
@@ -12,6 +16,8 @@ namespace cairn {
 namespace {
 
 constexpr std::string_view kJsonTag = "json";
+constexpr std::string_view kJsonInTag = "json_in";
+constexpr std::string_view kSumTag = "crc32c";
 
 struct ValueWriter {
   std::string& out;
@@ -36,33 +42,56 @@ class ValuesReader final : public JsonEvents {
  public:
   bool OnScalar(const JsonScalar& value) override {
     if (depth_ == 1) return Store(value);
-    if (value.kind != JsonScalar::Kind::kText) return FailTagged("JSON in a string", value.Describe());
-    if (!IsJson(value.text)) return FailTagged("JSON in a string", value.Describe());
-    return Insert(Json{std::string(value.text)});
+    if (key_ == kSumTag) {
+      const auto sum = value.kind == JsonScalar::Kind::kText ? ParseHex32(value.text) : std::nullopt;
+      if (!sum) return FailTagged("8 lower-case hexadecimal digits", value.Describe());
+      sum_ = *sum;
+      return true;
+    }
+    const bool is_json = key_ == kJsonTag;
+    if (value.kind != JsonScalar::Kind::kText || (is_json && !IsJson(value.text))) {
+      return FailTagged(is_json ? "JSON in a string" : "a tensor's name", value.Describe());
+    }
+    (is_json ? json_ : tensor_) = value.text;
+    return true;
   }
   bool OnKey(std::string_view key) override {
     if (depth_ == 1) {
       name_ = key;
-      if (values.contains(name_)) return Fail("value {}: expected once, found twice", Quoted(name_));
-      return true;
+      const bool twice = decoded.values.contains(name_) || long_names_.contains(name_);
+      return !twice || Fail("value {}: expected once, found twice", Quoted(name_));
     }
-    if (key != kJsonTag) return FailTagged("only the key \"json\"", Quoted(key));
-    if (values.contains(name_)) return FailTagged("the key \"json\" once", "two");
+    if (key != kJsonTag && key != kJsonInTag && key != kSumTag) {
+      return FailTagged("only the key \"json\", or \"json_in\" and \"crc32c\"", Quoted(key));
+    }
+    const bool twice = key == kJsonTag ? json_.has_value() : key == kSumTag ? sum_.has_value() : tensor_.has_value();
+    if (twice) return FailTagged(fmt::format("the key {} once", Quoted(key)), "two");
+    key_ = key;
     return true;
   }
   bool OnOpen(char bracket) override {
     if (depth_ != 0 && bracket == '[') return FailTagged("no array", "an array");
     if (depth_ == 2) return FailTagged("JSON in a string", "an object");
-    ++depth_;
+    if (++depth_ == 2) {
+      json_.reset();
+      tensor_.reset();
+      sum_.reset();
+    }
     return true;
   }
   bool OnClose() override {
-    --depth_;
-    if (depth_ == 1 && !values.contains(name_)) return FailTagged("the key \"json\"", "none");
+    if (--depth_ != 1) return true;
+    if (json_ && !tensor_ && !sum_) return Insert(Json{*std::move(json_)});
+    if (json_ || !tensor_ || !sum_) {
+      return FailTagged("the key \"json\", or \"json_in\" and \"crc32c\"",
+                        json_ || tensor_ || sum_ ? "others" : "none");
+    }
+    long_names_.insert(name_);
+    decoded.long_values.push_back({.name = name_, .tensor = *std::move(tensor_), .crc32c = *sum_});
     return true;
   }
 
-  Values values;
+  DecodedValues decoded;
 
  private:
   bool Store(const JsonScalar& value) {
@@ -86,7 +115,7 @@ class ValuesReader final : public JsonEvents {
     return false;
   }
   bool Insert(Value value) {
-    values.emplace(name_, std::move(value));
+    decoded.values.emplace(name_, std::move(value));
     return true;
   }
   bool FailInteger(const JsonScalar& value) {
@@ -98,26 +127,43 @@ class ValuesReader final : public JsonEvents {
 
   int depth_ = 0;
   std::string name_;
+  std::set<std::string> long_names_;
+  // Of the value that is an object.
+  std::string key_;
+  std::optional<std::string> json_;
+  std::optional<std::string> tensor_;
+  std::optional<std::uint32_t> sum_;
 };
 
 }  // namespace
 
-std::string EncodeValues(const Values& values) {
+std::string EncodeValues(const Values& values, std::span<const LongValue> long_values) {
   std::string out = "{";
-  for (const auto& [name, value] : values) {
+  const auto begin = [&out](const std::string& name) {
     if (out.size() > 1) out += ',';
     AppendJsonString(out, name);
     out += ':';
+  };
+  for (const auto& [name, value] : values) {
+    begin(name);
     std::visit(ValueWriter{out}, value);
+  }
+  for (const LongValue& value : long_values) {
+    begin(value.name);
+    out += "{\"json_in\":";
+    AppendJsonString(out, value.tensor);
+    out += ",\"crc32c\":\"";
+    AppendHex32(out, value.crc32c);
+    out += "\"}";
   }
   out += '}';
   return out;
 }
 
-Result<Values> DecodeValues(std::string_view json, const std::string& file) {
+Result<DecodedValues> DecodeValues(std::string_view json, const std::string& file) {
   ValuesReader reader;
   CAIRN_RETURN_IF_ERROR(ReadJson(json, reader, file));
-  return std::move(reader.values);
+  return std::move(reader.decoded);
 }
 
 }  // namespace cairn

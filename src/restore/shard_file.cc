@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/json_text.h"
 #include "base/status_macros.h"
+#include "format/fields.h"
 #include "store/names.h"
 
 namespace cairn {
@@ -81,6 +83,31 @@ bool IsSameFile(const ShardFile& a, const ShardFile& b) {
   return a.name == b.name && a.device == b.device && a.inode == b.inode && a.length == b.length;
 }
 
+// Adds the long values of the file to the others.
+IoTask<Status> ReadLongValues(ShardFile& file) {
+  ShardHeader& header = file.header;
+  for (const LongValue& value : header.long_values) {
+    const std::uint64_t begin = header.data_begin + value.begin;
+    const std::uint64_t from = AlignDown(begin, kBlock);
+    const std::uint64_t length = AlignUp(header.data_begin + value.end, kBlock) - from;
+    Result<AlignedBytes> block = AllocateAligned(length, file.name);
+    CAIRN_CO_RETURN_IF_ERROR(block.status());
+    CAIRN_CO_RETURN_IF_ERROR(co_await ReadAt(file, block->get(), from, length));
+    const Bytes text(block->get() + (begin - from), value.end - value.begin);
+    if (const std::uint32_t found = Crc32c(text); found != value.crc32c) {
+      co_return Error(StatusCode::kCorrupt, "{}: value {}: expected the digest {:08x}, found {:08x}", file.name,
+                      Quoted(value.name), value.crc32c, found);
+    }
+    Json json{.text = {reinterpret_cast<const char*>(text.data()), text.size()}, .vouched = true};
+    if (!IsJson(json.text)) {
+      co_return Error(StatusCode::kCorrupt, "{}: value {}: expected JSON, found others of {} bytes", file.name,
+                      Quoted(value.name), json.text.size());
+    }
+    header.values.insert_or_assign(value.name, std::move(json));
+  }
+  co_return Status::Ok();
+}
+
 // `digest` is the manifest's, or null.
 IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
   Result<AlignedBytes> block = AllocateAligned(kBlock, file.name);
@@ -112,6 +139,7 @@ IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
     Result<ShardHeader> decoded = DecodeShardHeader(header, file.length, file.name);
     CAIRN_CO_RETURN_IF_ERROR(decoded.status());
     file.header = *std::move(decoded);
+    CAIRN_CO_RETURN_IF_ERROR(co_await ReadLongValues(file));
   }
   if (digest != nullptr) file.digest = *digest;
   file.has_header = true;

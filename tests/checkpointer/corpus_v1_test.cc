@@ -91,7 +91,8 @@ TEST_F(CorpusV1, VerifiesEveryCheckpoint) {
                                                                 {"kept", {1, 2}},
                                                                 {"tree", {4}},
                                                                 {"replicas", {5}},
-                                                                {"dcp", {6}}};
+                                                                {"dcp", {6}},
+                                                                {"long_values", {8}}};
 
   for (const auto& [root, wanted] : steps) {
     const auto checkpointer = Open(kCorpus / root);

@@ -43,6 +43,43 @@ TEST(RoundTrip, RestoresEveryBit) {
   EXPECT_EQ(restored->values.at("epoch"), Value(std::int64_t{3}));
 }
 
+TEST(RoundTrip, LongValuesAreInTheData) {
+  const TempDir dir;
+  Tensors tensors = Tensors::Many(2, 1000);
+  tensors.Fill(1);
+  const std::string text = "[\"" + std::string(3_MiB, 'x') + "\\u0000\xc3\xa9\"]";
+  ASSERT_TRUE(tensors.state().Set("log", Json{text}).ok());
+  ASSERT_TRUE(tensors.state().Set("short", Json{"[1]"}).ok());
+  auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB, .keep_last = 9});
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  auto save = (*checkpointer)->Save(1, tensors.state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(save->WaitDurable().ok()) << save->status();
+
+  Tensors fresh = Tensors::Many(2, 1000);
+  const auto restored = (*checkpointer)->Restore(Latest(), fresh.state());
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_TRUE(fresh.Holds(1));
+  EXPECT_TRUE(restored->values == tensors.state().values());
+  const auto details = (*checkpointer)->Inspect(Latest());
+  ASSERT_TRUE(details.ok()) << details.status();
+  EXPECT_TRUE(details->values.at(0) == tensors.state().values());
+  EXPECT_EQ(details->tensors.size(), 2U);
+  const auto folder = dir / "run/step-00000000000000000001";
+  std::ifstream manifest(folder / "manifest.json");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(manifest), {}),
+              testing::HasSubstr("\"required_features\":[\"long_values\"]"));
+  std::fstream shard(folder / "shard-00000.safetensors", std::ios::in | std::ios::out);
+  shard.seekp(-10, std::ios::end);
+  shard.put('y');
+  shard.close();
+  EXPECT_EQ((*checkpointer)->Verify(Latest()).code(), StatusCode::kCorrupt);
+  const Status damaged = (*checkpointer)->Restore(Latest(), fresh.state()).status();
+  EXPECT_EQ(damaged.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(damaged.message(), testing::HasSubstr("value \"log\": expected the digest"));
+}
+
 TEST(RoundTrip, IsExactAroundABlockBoundary) {
   for (const std::size_t bytes : {1_MiB - 1, 1_MiB, 1_MiB + 1, 2_MiB + 1}) {
     const TempDir dir;

@@ -18,7 +18,8 @@ PreparedMessage Prepared() {
           .shard = {.file = "shard-00003.safetensors",
                     .length = 1ULL << 40,
                     .header_digest = 0xfedcba98,
-                    .nonfinite = NonFinite::kNaN}};
+                    .nonfinite = NonFinite::kNaN,
+                    .long_values = true}};
 }
 
 TEST(Agreement, EncodesTheAttempt) {
@@ -138,6 +139,7 @@ TEST(Agreement, NamesTheRankOfAnInvalidMessage) {
                                                         {"shard-00003", "../shard-00003"},
                                                         {"4275878552", "42758785520"},
                                                         {"\"nonfinite\":2", "\"nonfinite\":3"},
+                                                        {"\"long_values\":1", "\"long_values\":2"},
                                                         {"\"restored\":", "\"restore\":"}}) {
     ASSERT_THAT(good, HasSubstr(from));
     std::string changed = good;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/crc32c.h"
 #include "support/tensors.h"
 
 namespace cairn {
@@ -47,6 +48,33 @@ TEST(Snapshot, StreamsTensorsInTheOrderOfAShard) {
   EXPECT_EQ(header.tensors[1].end, header.tensors[2].begin);
 }
 
+TEST(Snapshot, TextsOfLongValuesFollowTheTensors) {
+  Tensors tensors;
+  tensors.Add("a", 70'000, DType::kF32);
+  tensors.Add("cairn.values/long", 5, DType::kU8);
+  tensors.Fill(1);
+  const std::string text = '"' + std::string(kLongValueBytes, 'x') + '"';
+  Snapshot snapshot(tensors.state().table(),
+                    {{"long", Json{text}}, {"lr", 0.5}, {"short", Json{"[1]"}}, {"string", std::string(text)}});
+  snapshot.LayOut(4096);
+
+  std::vector<std::byte> expected = tensors.memory()[0];
+  expected.insert(expected.end(), tensors.memory()[1].begin(), tensors.memory()[1].end());
+  const std::uint64_t begin = expected.size();
+  const Bytes bytes = std::as_bytes(std::span(text));
+  expected.insert(expected.end(), bytes.begin(), bytes.end());
+  EXPECT_TRUE(ReadStream(snapshot, 4096) == expected);
+  EXPECT_TRUE(snapshot.has_long_values());
+  const ShardHeader header = snapshot.Header(7, "uuid", 0, true);
+  EXPECT_EQ(header.values.size(), 3U);
+  EXPECT_EQ(header.long_values, (std::vector{LongValue{.name = "long",
+                                                       .tensor = "cairn.values/long'",
+                                                       .begin = begin,
+                                                       .end = begin + text.size(),
+                                                       .crc32c = Crc32c(bytes)}}));
+  EXPECT_EQ(snapshot.NameAt(begin), "cairn.values/long'");
+}
+
 // Three tensors of which the first and the last are kept.
 struct Divided {
   Divided() {
@@ -68,6 +96,24 @@ struct Divided {
   }
   Tensors tensors;
 };
+
+TEST(Snapshot, WhatIsKeptFollowsTheTexts) {
+  const std::string text = '"' + std::string(kLongValueBytes, 'x') + '"';
+  for (const bool linked : {false, true}) {
+    Divided divided;
+    Snapshot snapshot(divided.tensors.state().table(), {{"long", Json{text}}});
+
+    snapshot.LayOut(4096, {.holds = {true, false, true}, .linked = linked});
+
+    EXPECT_EQ(snapshot.shard_bytes(), 4400U + text.size());
+    EXPECT_EQ(snapshot.kept_bytes(), linked ? 0U : 12'003U);
+    EXPECT_EQ(snapshot.Header(7, "uuid", 0, true).long_values.size(), 1U);
+    if (!linked) {
+      EXPECT_TRUE(snapshot.Header(7, "uuid", 0, true, true).long_values.empty());
+      EXPECT_TRUE(divided.Has(snapshot, snapshot.kept_begin(), 0, 0));
+    }
+  }
+}
 
 TEST(Snapshot, WhatIsKeptBeginsWithAChunkOfItsOwn) {
   Divided divided;

@@ -36,7 +36,7 @@ def read_manifest(folder):
     assert tail, "no digest"
     assert int(tail[1], 16) == crc32c(text[:-25]), "digest"
     manifest = parse(text)
-    assert manifest["format_version"] == 1 and set(manifest["required_features"]) <= {"kept"}
+    assert manifest["format_version"] == 1 and set(manifest["required_features"]) <= {"kept", "long_values"}
     assert manifest["world"] == len(manifest["shards"])
     assert bool(manifest.get("kept")) == ("kept" in manifest["required_features"])
     names = [entry["file"] for entry in files_of(manifest)]
@@ -52,7 +52,14 @@ def files_of(manifest):
     return manifest["shards"] + manifest.get("kept", [])
 
 
-def _value(encoded):
+def _value(encoded, tensors):
+    """Takes a long value's text out of the tensors."""
+    if isinstance(encoded, dict) and "json_in" in encoded:
+        assert set(encoded) == {"json_in", "crc32c"}
+        dtype, shape, text = tensors.pop(encoded["json_in"])
+        assert (dtype, shape) == ("U8", [len(text)]) and f"{crc32c(text):08x}" == encoded["crc32c"]
+        json.loads(text)
+        return ("json", text.decode())
     if isinstance(encoded, dict):
         assert list(encoded) == ["json"]
         return ("json", encoded["json"])
@@ -89,7 +96,7 @@ def read_shard(folder, entry):
     for name, target in parse(own.get("cairn.aliases", "{}")).items():
         assert name not in tensors
         tensors[name] = tensors[target]
-    values = {name: _value(value) for name, value in parse(own.get("cairn.values", "{}")).items()}
+    values = {name: _value(value, tensors) for name, value in parse(own.get("cairn.values", "{}")).items()}
     return own, tensors, parse(own.get("cairn.parts", "{}")), values
 
 

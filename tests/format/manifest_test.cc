@@ -150,7 +150,8 @@ TEST(ManifestCorruption, FormatVersion) {
 TEST(ManifestCorruption, RequiredFeatures) {
   Manifest manifest = Rich();
   manifest.required_features = {"zstd"};
-  const std::string words = "required_features: expected only \"kept\", as this version knows no other, found \"zstd\"";
+  const std::string words =
+      "required_features: expected only \"kept\" and \"long_values\", as this version knows no other, found \"zstd\"";
   ExpectBroken(EncodeManifest(manifest), words, StatusCode::kUnsupported);
   manifest.required_features = {"kept", "zstd"};
   ExpectBroken(EncodeManifest(manifest), words, StatusCode::kUnsupported);

@@ -26,7 +26,7 @@ inline Result<ShardHeader> DecodeJson(std::string_view json, std::uint64_t data_
   return DecodeShardHeader(AsBytes(bytes), bytes.size() + data_bytes, "x.safetensors");
 }
 
-/// A header that uses every field: dtypes, parts, an alias, values, checksums.
+/// A header that uses every field: dtypes, parts, an alias, values, one of them long, checksums.
 inline ShardHeader RichHeader() {
   ShardHeader header;
   header.step = 1000;
@@ -49,6 +49,8 @@ inline ShardHeader RichHeader() {
   };
   header.aliases = {{"lm_head.weight", "model.weight"}};
   header.values = {{"epoch", std::int64_t{7}}, {"lr", 0.1}, {"note", std::string("\"a\"\n")}, {"plan", Json{"[1, 2]"}}};
+  header.long_values = {
+      {.name = "log", .tensor = "cairn.values/log", .begin = 2097163, .end = 2097168, .crc32c = 0x0badcafe}};
   header.metadata = {{"format", "pt"}};
   return header;
 }

@@ -254,7 +254,7 @@ TEST(ShardCorruption, ChecksumTable) {
   };
 
   ExpectBroken(with(std::string(16, '0')),
-               "cairn.crc32c: expected 3 checksums of 8 digits for 2097163 bytes, found 16");
+               "cairn.crc32c: expected 3 checksums of 8 digits for 2097168 bytes, found 16");
   ExpectBroken(with(std::string(23, '0')), "found 23");
   ExpectBroken(with(""), "found 0");
   ExpectBroken(with(std::string(8, '0') + "0000000A" + std::string(8, '0')),
@@ -302,6 +302,25 @@ TEST(ShardCorruption, TypedValues) {
   ExpectBroken(DecodeEdited(R"(\"epoch\":7)", R"(\"epoch\":[7])"), "cairn.values: value \"epoch\": expected no array");
   ExpectBroken(DecodeEdited(R"(\"epoch\":7)", R"(\"epoch\":07)"), "cairn.values: expected JSON");
   ExpectBroken(DecodeEdited(R"(\"epoch\":7)", R"(\"lr\":7)"), "cairn.values: value \"lr\": expected once");
+}
+
+TEST(ShardCorruption, LongValues) {
+  const std::string named = R"(\"json_in\":\"cairn.values/log\")";
+  const std::string text = R"("cairn.values/log":{"dtype":"U8","shape":[5],)";
+  const std::string expected = "cairn.values: value \"log\": expected its text in ";
+  for (const std::string tensor : {"cairn.values/lag", "step", "empty", "lm_head.weight"}) {
+    ExpectBroken(DecodeEdited(named, R"(\"json_in\":\")" + tensor + R"(\")"), expected + "one of the last tensors");
+  }
+  ExpectBroken(DecodeEdited(text, R"("cairn.values/log":{"dtype":"I8","shape":[5],)"), expected + "a whole tensor");
+  ExpectBroken(DecodeEdited(text, R"("cairn.values/log":{"dtype":"U8","shape":[1,5],)"), expected + "a whole tensor");
+  ExpectBroken(
+      DecodeEdited(R"({\"model.weight\":{)",
+                   R"({\"cairn.values/log\":{\"name\":\"w\",\"shape\":[9],\"offset\":[0]},\"model.weight\":{)"),
+      expected + "a whole tensor");
+  ExpectBroken(DecodeEdited(R"(\"lm_head.weight\":\"model.weight\")", R"(\"lm_head.weight\":\"cairn.values/log\")"),
+               "value \"log\": expected a tensor that no alias names");
+  ExpectBroken(DecodeEdited(R"({\"epoch\":7)", R"({\"a\":{)" + named + R"(,\"crc32c\":\"00000000\"},\"epoch\":7)"),
+               "expected a tensor that no other value names");
 }
 
 TEST(ShardCorruption, MessagesStayShortWithManyDimensions) {

@@ -174,6 +174,7 @@ TEST(ShardHeader, DigestCoversEveryBit) {
 TEST(ShardHeader, PlainSafetensorsHasNoOwnKeys) {
   ShardHeader header = RichHeader();
   header.cairn = false;
+  header.long_values.clear();
 
   const std::string bytes = Encoded(header);
   const auto decoded = DecodeShardHeader(AsBytes(bytes), bytes.size() + header.data_bytes(), "x");

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 Value RoundTrip(const Value& value) {
   const auto decoded = DecodeValues(EncodeValues({{"v", value}}), "x");
   EXPECT_TRUE(decoded.ok()) << decoded.status();
-  return decoded.ok() ? decoded->at("v") : Value();
+  return decoded.ok() ? decoded->values.at("v") : Value();
 }
 
 void ExpectCorrupt(std::string_view json, const std::string& words) {
@@ -77,9 +77,9 @@ TEST(Values, NamesAreAnyUtf8) {
   const auto decoded = DecodeValues(EncodeValues(values), "x");
 
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(*decoded, values);
+  EXPECT_EQ(decoded->values, values);
   EXPECT_EQ(EncodeValues({}), "{}");
-  EXPECT_TRUE(DecodeValues("{}", "x")->empty());
+  EXPECT_TRUE(DecodeValues("{}", "x")->values.empty());
 }
 
 TEST(Values, IntegersThatDoNotFitAreRefused) {
@@ -98,16 +98,34 @@ TEST(Values, DuplicateNamesAreRefused) {
   ExpectCorrupt(R"({"a":1,"a":1})", "value \"a\": expected once, found twice");
   ExpectCorrupt(R"({"a":{"json":"1"},"a":{"json":"1"}})", "value \"a\": expected once");
   ExpectCorrupt(R"({"a":{"json":"1","json":"1"}})", "value \"a\": expected the key \"json\" once");
+  ExpectCorrupt(R"({"a":{"json_in":"t","json_in":"t"}})", "value \"a\": expected the key \"json_in\" once");
+  ExpectCorrupt(R"({"a":{"json_in":"t","crc32c":"0badcafe"},"a":1})", "value \"a\": expected once, found twice");
 }
 
 TEST(Values, JsonIsTaggedAndItsTextIsJson) {
-  ExpectCorrupt(R"({"a":{}})", "expected the key \"json\", found none");
+  ExpectCorrupt(R"({"a":{}})", "expected the key \"json\", or \"json_in\" and \"crc32c\", found none");
   ExpectCorrupt(R"({"a":{"jsno":"1"}})", "found \"jsno\"");
   ExpectCorrupt(R"({"a":{"json":1}})", "JSON in a string, found the number 1");
   ExpectCorrupt(R"({"a":{"json":{}}})", "JSON in a string, found an object");
   ExpectCorrupt(R"({"a":{"json":"[1,"}})", "JSON in a string");
   ExpectCorrupt(R"({"a":{"json":"1\u0000"}})", "JSON in a string");
   ExpectCorrupt(R"({"a":[1]})", "expected no array");
+}
+
+TEST(Values, LongOnesNameATensorAndTheirDigest) {
+  const LongValue value{.name = "a", .tensor = "cairn.values/a", .crc32c = 0x00adcafe};
+
+  const auto decoded = DecodeValues(EncodeValues({{"b", true}}, {{value}}), "x");
+
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->values, (Values{{"b", true}}));
+  EXPECT_EQ(decoded->long_values, std::vector{value});
+  ExpectCorrupt(R"({"a":{"json_in":"t"}})", "found others");
+  ExpectCorrupt(R"({"a":{"crc32c":"0badcafe"}})", "found others");
+  ExpectCorrupt(R"({"a":{"json":"1","json_in":"t","crc32c":"0badcafe"}})", "found others");
+  ExpectCorrupt(R"({"a":{"json_in":1,"crc32c":"0badcafe"}})", "a tensor's name, found the number 1");
+  ExpectCorrupt(R"({"a":{"json_in":"t","crc32c":"0BADCAFE"}})", "8 lower-case hexadecimal digits");
+  ExpectCorrupt(R"({"a":{"json_in":"t","crc32c":1}})", "8 lower-case hexadecimal digits");
 }
 
 TEST(Values, OnlyOneObjectIsAccepted) {

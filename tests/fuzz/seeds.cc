@@ -209,6 +209,13 @@ void FillFrozen(State& state, int rank, SaveOptions& /*options*/) {
   Check(state.Set("rank", n));
 }
 
+// The text of a value is in the data.
+void FillLong(State& state, int /*rank*/, SaveOptions& /*options*/) {
+  Add(state, "model.norm", DType::kBF16, {7});
+  Check(state.Set("epoch", std::int64_t{1}));
+  Check(state.Set("log", Json{'"' + std::string(memory.begin(), memory.begin() + (1U << 20)) + '"'}));
+}
+
 // Errors that need more than one change to a valid header.
 void WriteHostileHeaders(const Seeds& seeds) {
   const auto write = [&](const std::string& name, const std::string& json) {
@@ -270,6 +277,7 @@ void Make(const fs::path& corpus) {
               {"tools", Bytes({32, 0, 0, 0, 1})},
               {"whole", Bytes({0, 0, 0, 0, 0, 2, 1, 0, 0, 2, 9})},
               {"flipped", Bytes({1, 2, 159, 36})}});
+  seeds.Save("long", 1, FillLong, {{"as-saved", Bytes({0})}, {"tools", Bytes({32})}});
 }
 
 }  // namespace

@@ -31,6 +31,10 @@ void RequireSound(const ShardHeader& header, std::uint64_t file_bytes) {
             "a part is within its global shape", tensor.name);
     end = tensor.end;
   }
+  for (const LongValue& value : header.long_values) {
+    Require(value.begin == end && value.end > end, "the texts of long values follow", value.name);
+    end = value.end;
+  }
   Require(header.file_bytes() == file_bytes, "the last tensor ends where the file does");
   const bool summed = header.cairn && header.checksums;
   Require(header.sums.size() == (summed ? DivideUp(end, kChecksumBlock) : 0), "one checksum for each block");

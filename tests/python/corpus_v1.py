@@ -17,7 +17,7 @@ from trees import Mode
 
 FOLDER = Path(__file__).parent.parent / "format" / "corpus-v1"
 CPP_ROOTS = ["single", "ranks", "large", "unchecked", "kept"]
-PYTHON_ROOTS = ["tree", "replicas", "dcp"]
+PYTHON_ROOTS = ["tree", "replicas", "dcp", "long_values"]
 REPLICATED = ["model/*", "step"]
 RANKS = 2
 
@@ -100,6 +100,12 @@ def replicas_tree(rank: int, first: int = 1) -> dict[str, Any]:
         "rank": rank,
         "step": 5,
     }
+
+
+def long_tree() -> dict[str, Any]:
+    """Its text is of more than 1 MiB, and git packs it well."""
+    record = {"id": 1, "score": -0.5, "tags": ('\u00e9 " \\ \0', None), 2: b"\xff"}
+    return {"model": {"weight": ramp(1, 5, 2)}, "seen": [7] * 250_000, "records": [record] * 500}
 
 
 def dcp_state(first: int = 1) -> dict[str, Any]:

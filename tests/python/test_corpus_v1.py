@@ -92,6 +92,14 @@ def test_the_tree_is_loaded_with_nothing_given() -> None:
     assert same(got, want)
 
 
+def test_values_in_the_data_of_a_shard_are_read() -> None:
+    with reader_of("long_values") as reader:
+        assert same(reader.load(), corpus_v1.long_tree())
+        assert same(
+            reader.restore({"model": {"weight": torch.zeros(5, 2)}, "seen": [], "records": []}), corpus_v1.long_tree()
+        )
+
+
 def test_one_process_restores_what_two_ranks_held_alike() -> None:
     want, target = corpus_v1.replicas_tree(0), corpus_v1.replicas_tree(0, first=8)
     for rank_s_own in ("mine", "rank"):

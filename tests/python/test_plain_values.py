@@ -1,26 +1,39 @@
-"""Long lists, dicts and texts beside the tensors: kept exactly."""
+"""Long lists, dicts and texts beside the tensors: kept exactly, in the file's data and not in its header."""
 
 from __future__ import annotations
 
 import collections
+import json
 import math
 import random
 import struct
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import cairn
 import pytest
+import safetensors
 import torch
 from cairn._errors import InvalidArgument
 from cairn._tree import build, codec, writer
 from flat import flatten
+from jobs import COMMAND
 from trees import same
 
+STEP = "step-00000000000000000001"
 TREE = {
     "model": {"w": torch.arange(5.0)},
     "seen": [*range(2**33, 2**33 + 200_000)],
     "words": [f"word {i} \u00e9" for i in range(100_000)],
     "records": [{"id": i, "score": i / 3, "tags": ("a", None), "ok": True} for i in range(20_000)],
 }
+
+
+def saved(root: Path, tree: Any) -> Path:
+    with cairn.Checkpointer(root, host_memory="32MiB") as checkpointer:
+        checkpointer.save(1, tree).wait()
+    return root / STEP
 
 
 def read_back(value: Any) -> Any:
@@ -128,6 +141,90 @@ def test_too_many_plain_values_are_refused_with_their_path(
     monkeypatch.setattr(writer, "_check_length", lambda *_: None)
     with pytest.raises(InvalidArgument, match=rf"^{path}: plain values of \d+,\d{{3}} bytes in all; .* at most 30,000"):
         flatten(tree)
+
+
+def test_long_ones_are_in_the_data_of_a_file_that_others_open(tmp_path: Path) -> None:
+    folder = saved(tmp_path, TREE)
+
+    assert json.loads((folder / "manifest.json").read_text())["required_features"] == ["long_values"]
+    with open(folder / "shard-00000.safetensors", "rb") as file:
+        assert struct.unpack("<Q", file.read(8))[0] < 8192
+    with safetensors.safe_open(folder / "shard-00000.safetensors", "pt") as file:
+        assert {*file.keys()} == {"model/w", "cairn.values/tree"}
+        assert torch.equal(file.get_tensor("model/w"), TREE["model"]["w"])
+        text = bytes(file.get_tensor("cairn.values/tree").numpy()).decode()
+    assert [*json.loads(text)["tree"]] == [*TREE]
+    with cairn.Checkpointer(tmp_path, read_only=True) as reader:
+        assert same(reader.load(), TREE)
+        assert [*reader.load(names="model/*")] == ["model/w"]
+        lazy = reader.load(lazy=True)
+        assert lazy["words"] == TREE["words"] and torch.equal(lazy["model"]["w"].load(), TREE["model"]["w"])
+        into = {"model": {"w": torch.zeros(5)}, "seen": None, "words": [], "records": [{"id": 1}]}
+        assert same(reader.restore(into), TREE)
+        reader.verify()
+
+
+def test_short_ones_need_no_reader_that_knows_of_long_ones(tmp_path: Path) -> None:
+    folder = saved(tmp_path, {"w": torch.zeros(1), "words": ["x"] * 1000})
+    assert json.loads((folder / "manifest.json").read_text())["required_features"] == []
+
+
+def test_a_flipped_bit_in_one_is_found_and_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, TREE) / "shard-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with cairn.Checkpointer(tmp_path, read_only=True) as reader:
+        for read in (reader.load, reader.verify, lambda: reader.restore(TREE)):
+            with pytest.raises(cairn.Corrupt, match='value "tree": expected the digest|checksum'):
+                read()
+
+
+def test_the_command_knows_them(tmp_path: Path) -> None:
+    for name, tree in (("a", TREE), ("b", {**TREE, "seen": []})):
+        saved(tmp_path / name, tree)
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([COMMAND, *arguments], check=False, capture_output=True, text=True)
+
+    shown = run("show", tmp_path / "a")
+    assert "model/w" in shown.stdout and "cairn.values" not in shown.stdout and "rank 0: tree = " in shown.stdout
+    told = json.loads(run("show", tmp_path / "a", "--json").stdout)
+    assert [one["name"] for one in told["tensors"]] == ["model/w"]
+    assert [*told["values"][0]["tree"]["tree"]] == [*TREE]
+    assert run("verify", tmp_path / "a").returncode == 0
+    assert run("diff", tmp_path / "a", tmp_path / "b").returncode == 0  # It compares tensors.
+    done = run("export", tmp_path / "a", "--out", tmp_path / "out.safetensors")
+    assert done.returncode == 0, done.stderr
+    with safetensors.safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert [*file.keys()] == ["model/w"]
+
+
+def test_cairn_dcp_keeps_them_alike(tmp_path: Path) -> None:
+    pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+    state = {"w": torch.arange(5.0), **{name: TREE[name] for name in ("seen", "words")}}
+    cairn.dcp.save(state, checkpoint_id=tmp_path / "step-1", no_dist=True)
+
+    found: dict[str, Any] = {"w": torch.zeros(5), "seen": None, "words": None}
+    cairn.dcp.load(found, checkpoint_id=tmp_path / "step-1", no_dist=True)
+
+    assert same(found, state)
+    assert json.loads((tmp_path / STEP / "manifest.json").read_text())["required_features"] == ["long_values"]
+    with safetensors.safe_open(tmp_path / STEP / "shard-00000.safetensors", "pt") as file:
+        assert {*file.keys()} == {"w", "cairn.values/dcp"}
+
+
+def test_a_save_beside_them_keeps_what_is_frozen(tmp_path: Path) -> None:
+    tree = {"base": torch.ones(600_000), "w": torch.zeros(3), "seen": TREE["seen"]}
+    with cairn.Checkpointer(tmp_path, host_memory="32MiB", keep_last=3) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {**tree, "step": step}, frozen=["base"]).wait()
+        assert json.loads((tmp_path / f"step-{2:020}/manifest.json").read_text())["required_features"] == [
+            "kept",
+            "long_values",
+        ]
+        assert same(checkpointer.load(2), {**tree, "step": 2})
+        assert same(checkpointer.load(1), {**tree, "step": 1})
 
 
 def test_nothing_is_walked_one_by_one() -> None:

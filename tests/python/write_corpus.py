@@ -41,6 +41,8 @@ def main(folder: Path) -> None:
         sys.exit(f"{folder}: the Python half is there already")
     with cairn.Checkpointer(folder / "tree", host_memory="8MiB", chunk="1MiB", queue_depth=2) as checkpointer:
         checkpointer.save(4, corpus_v1.tree()).result()
+    with cairn.Checkpointer(folder / "long_values", host_memory="8MiB", chunk="1MiB", queue_depth=2) as checkpointer:
+        checkpointer.save(8, corpus_v1.long_tree()).result()
     write_by_ranks(
         folder / "replicas",
         f"replicated={corpus_v1.REPLICATED!r}",
@@ -48,7 +50,8 @@ def main(folder: Path) -> None:
     )
     write_by_ranks(folder / "dcp", "", DCP)
     for root in corpus_v1.PYTHON_ROOTS:
-        (folder / root / ".lock").unlink()
+        for name in (".lock", ".writer"):
+            (folder / root / name).unlink()
     lines = [f"{digest}  {path}\n" for path, digest in corpus_v1.sums(folder).items()]
     (folder / "SHA256SUMS").write_text("".join(lines))
 

@@ -36,8 +36,8 @@ from .taken import elements_of, items_of
 
 PACKED = 4  # The version of a text that has packed lists: tree's and DCP's.
 _TEXT = frozenset({str})
-_LONGEST = 64 << 20  # Of one str or bytes, as in plain_text.cc: they all go into the header, and safetensors limits it.
-_MOST = 100_000_000  # Bytes of a file's header.
+_LONGEST = 64 << 20  # Of one str or bytes, as in plain_text.cc: they are copied in the call, outside of host_memory.
+_MOST = 100_000_000  # Bytes of them all.
 _HEAVY = 1 << 20
 _MARK = "\0"  # Not in JSON.
 _DICT = '"dict"'
@@ -84,8 +84,8 @@ class Names:
 def _check_length(value: str | bytes, name: str) -> None:
     if len(value) > _LONGEST:
         raise InvalidArgument(
-            f"{readable(name)}: {kind_name(value)} with a length of {len(value):,}; plain values are kept in the file's "
-            f"header, with at most {_LONGEST:,} each: keep it as a tensor of uint8"
+            f"{readable(name)}: {kind_name(value)} with a length of {len(value):,}; plain values are copied in the call, "
+            f"with at most {_LONGEST:,} each: keep it as a tensor of uint8"
         )
 
 
@@ -196,7 +196,7 @@ class Writer:
 
     def check_length(self, *texts: str, shown: Callable[[str], str] = readable) -> None:
         """InvalidArgument if these texts, which are all, are too long; names what most of them is of."""
-        if sum(map(len, texts)) <= _LONGEST or (found := sum(map(_length_in_header, texts))) <= _MOST:
+        if sum(map(len, texts)) <= _LONGEST or (found := sum(len(text.encode()) for text in texts)) <= _MOST:
             return
         heaviest: tuple[int, str, Any] = max(self._heavies, key=itemgetter(0), default=(0, "", None))
         length, most, value = heaviest
@@ -207,8 +207,8 @@ class Writer:
             )
             most = most if value is None else join(most, part_of(key, most))
         raise InvalidArgument(
-            f"{shown(most)}: plain values of {found:,} bytes in all; they are kept in the file's header, which has at "
-            f"most {_MOST:,}: keep long lists as tensors or numpy arrays, and text as a tensor of uint8"
+            f"{shown(most)}: plain values of {found:,} bytes in all; they are copied in the call, with at most "
+            f"{_MOST:,}: keep long lists as tensors or numpy arrays, and text as a tensor of uint8"
         )
 
     def _later(self, text: str) -> str:
@@ -367,10 +367,6 @@ class Writer:
                 plain = "dict" if base is defaultdict else base.__name__
                 return f"a subclass would come back as another type: convert it with {plain}(...)"
         return _ALLOWED
-
-
-def _length_in_header(text: str) -> int:
-    return len(text.encode()) + text.count('"') + text.count("\\")
 
 
 def _plain_length(value: Any) -> int:
