@@ -165,11 +165,13 @@ def inner_targets(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, A
     for fqn in fqns:
         if fqn not in stored.values or type(like := flat.get(fqn)) in _SIMPLE:
             continue
+        if not holds(like, torch.Tensor, Enum):
+            continue
         if holds(like, torch.Tensor):
             targets, differ = stored.inner(fqn, like)
             found += targets
             unlike += differ
-        elif holds(like, Enum):
+        else:
             classes += stored.unlike(fqn, like)
     if classes:
         raise InvalidArgument(f"{where}: {listed(classes)}")

@@ -82,6 +82,7 @@ WRITERS: dict[type, Callable[[Any, Any, str], str]] = {
 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, *WRITERS})
+_CONTAINERS = frozenset({dict, list, tuple})
 
 
 def is_plain(value: Any, depth: int = MAX_DEPTH) -> bool:
@@ -100,15 +101,19 @@ def is_plain(value: Any, depth: int = MAX_DEPTH) -> bool:
     return bool(numpy and isinstance(value, numpy.generic))
 
 
-def holds(value: Any, kind: type) -> bool:
-    """Whether it is one of this class, or has one in dicts, lists and the like."""
-    if isinstance(value, kind):
+def holds(value: Any, *kinds: type) -> bool:
+    """Whether it is one of these classes, or has one in dicts, lists and the like. They are none of the plain ones."""
+    if isinstance(value, kinds):
         return True
-    fields = dataclass_fields(value)
+    if type(value) in _PLAIN:
+        return False
+    fields = None if type(value) in _CONTAINERS else dataclass_fields(value)
     if fields is None and not isinstance(value, (dict, list, tuple, deque)):
         return False
     children = fields.values() if fields is not None else value.values() if isinstance(value, dict) else value
-    return any(holds(child, kind) for child in children)
+    if _PLAIN.issuperset(map(type, children)):  # There may be millions.
+        return False
+    return any(holds(child, *kinds) for child in children)
 
 
 def read(node: Any, scalar: Callable[[Any], Any]) -> Any:
