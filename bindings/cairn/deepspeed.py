@@ -12,7 +12,8 @@ What DeepSpeed would write as one torch file is a part of one Cairn checkpoint, 
       global_step10/               DeepSpeed's folder: a small text for each file, which says where its contents are
       latest                       DeepSpeed's; `attach` sets it to the newest checkpoint that is durable
 
-Objects of DeepSpeed's own classes (loss scalers, fragments' addresses) are kept as their plain fields.
+Objects of DeepSpeed's own classes (loss scalers, fragments' addresses) are kept as their plain fields. Any number of ranks
+loads ZeRO's state: see _deepspeed.resized.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ except ImportError as error:
     raise ImportError(f"cairn.deepspeed needs deepspeed 0.19: {error}") from error
 
 from ._checkpointer import Checkpointer
+from ._deepspeed import resized
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported, unless_disk_hangs
 from ._memory import cloned
 from ._ranks import replicas
@@ -94,6 +96,7 @@ class CheckpointEngine(_engines.CheckpointEngine):
             self.checkpointer.protect(engine.basic_optimizer)
         if self.checkpointer.rank == 0:
             self._set_latest()
+            self._name_for_all_ranks()
         torch.distributed.barrier()
 
     # DeepSpeed's calls
@@ -151,7 +154,7 @@ class CheckpointEngine(_engines.CheckpointEngine):
             self.checkpointer.drain()
             with _inspected(self.checkpointer, step) as details:
                 trees = _trees(details)
-                found = _objects(_read(self.checkpointer, details, trees, os.path.basename(path), resume=True))
+                found = self._contents(details, trees, path)
             if isinstance(found, dict):
                 self._check_dtypes(found.get("module"), path)
                 self._tell_other_class(found, trees[0].get("optimizer"), path)
@@ -175,6 +178,42 @@ class CheckpointEngine(_engines.CheckpointEngine):
             self.checkpointer.close()
 
     # Internal
+
+    def _contents(self, details: dict[str, Any], trees: list[Any], path: str) -> Any:
+        """What the file has; of a checkpoint that another number of ranks of ZeRO saved, what it would have."""
+        name = os.path.basename(path)
+        model = next((one for one in trees[0]["files"] if one.endswith("mp_rank_00_model_states.pt")), None)
+        if model is not None and self._engine.zero_optimization():
+            ranks = trees[0]["files"][model]["dp_world_size"]
+            if ranks != self._engine.seq_dp_world_size:
+                return self._resized(details, trees, path, model, ranks)
+        return _objects(_read(self.checkpointer, details, trees, name, resume=True))
+
+    def _resized(self, details: dict[str, Any], trees: list[Any], path: str, model: str, ranks: int) -> Any:
+        states = _outline(details, trees, model)
+        resized.refuse(self._engine, states, path)
+        name = resized.of_rank(os.path.basename(path), 0)
+
+        def file(rank: int) -> Any:
+            return _outline(details, trees, resized.of_rank(name, rank))
+
+        if name.endswith("optim_states.pt"):
+            plan = resized.optimizer_states(self._engine, states, [file(rank) for rank in range(ranks)], path)
+        else:
+            own = ranks if name != resized.of_rank(name, 1) else 0  # Below ZeRO 3 there is one file of all.
+            plan = resized.model_states(self._engine, file, own, path)
+            self._tell_own(details, trees, name, own)
+        found = _objects(_read(self.checkpointer, details, trees, name, resume=True, plan=plan))
+        plan.finish(found)
+        return found
+
+    def _tell_own(self, details: dict[str, Any], trees: list[Any], name: str, ranks: int) -> None:
+        """Names what ranks have kept each for itself in this file of theirs: rank 0's is taken."""
+        first = _node(details, trees, name)[1]
+        others = [_node(details, trees, resized.of_rank(name, rank))[1] for rank in range(1, ranks)]
+        if own := sorted({key for one in others for key in first if one.get(key) != first[key]}):
+            what = ", ".join(own)
+            _log.warning("%s: ranks have values of their own for %s: all take rank 0's", details["path"], what)
 
     def _check_dtypes(self, saved: Any, path: str) -> None:
         """InvalidArgument if DeepSpeed would narrow what it loads into the module: it converts without a word."""
@@ -222,15 +261,32 @@ class CheckpointEngine(_engines.CheckpointEngine):
         if os.path.exists(path):
             os.unlink(path)  # The save that it names never became durable.
 
+    def _name_for_all_ranks(self) -> None:
+        """Makes the texts for which an engine looks that has more ranks than saved: see resized."""
+        ranks = self._engine.seq_dp_world_size if self._engine.zero_optimization() else 1
+        for folder, steps in self._tags():
+            for name in os.listdir(folder) if None not in steps else ():
+                lacking = {
+                    one
+                    for rank in range(ranks)
+                    if not os.path.exists(one := os.path.join(folder, resized.of_rank(name, rank)))
+                }
+                for path in lacking:
+                    _write(path, f"{_POINTER}{_pointed(os.path.join(folder, name))}}}\n")
+
     def _remove_stale(self) -> None:
         """Removes the folders of tags whose checkpoints are gone."""
         in_flight = [save.step for save in self._saving if not save.done()]  # Asked before what is durable.
         kept = {None, *in_flight, *(one.step for one in self.checkpointer.checkpoints())}
+        for folder, steps in self._tags():
+            if not steps & kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _tags(self) -> Iterator[tuple[str, set[int | None]]]:
+        """The folders of tags, with the steps that their texts lead to."""
         for entry in os.scandir(self._root):
-            if entry.is_dir() and not entry.name.startswith(("step-", ".")):
-                steps = _steps_in(entry.path)
-                if steps and not steps & kept:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+            if entry.is_dir() and not entry.name.startswith(("step-", ".")) and (steps := _steps_in(entry.path)):
+                yield entry.path, steps
 
 
 def export(root: str | os.PathLike[str], folder: str | os.PathLike[str], step: int | None = None) -> str:
@@ -273,17 +329,43 @@ def _refuse(engine: Any) -> None:
             )
 
 
-def _read(checkpointer: Checkpointer, details: dict[str, Any], trees: list[Any], name: str, resume: bool) -> Any:
-    """The contents of a file, from the shard of whichever rank saved it."""
+def _node(details: dict[str, Any], trees: list[Any], name: str) -> tuple[int, Any]:
+    """Which rank saved a file, and what it has there."""
     rank = next((rank for rank, tree in enumerate(trees) if name in tree["files"]), None)
     if rank is None:
         raise NotFound(f"{details['path']} holds no {name}")
-    node = trees[rank]["files"][name]
+    return rank, trees[rank]["files"][name]
+
+
+def _outline(details: dict[str, Any], trees: list[Any], name: str) -> Any:
+    """The contents of a file, with a resized.Tensor in the place of each tensor."""
+    saved = tree_tensors.StoredTensors(details["tensors"])
+
+    def leaf(kind: str, _like: Any, one: str, _strict: bool) -> resized.Tensor:
+        return resized.Tensor(one, saved[one].of_kind(kind))
+
+    return _objects(Reader(leaf, scalar, None).node(_node(details, trees, name)[1], None, f"files/{name}", False))
+
+
+def _read(
+    checkpointer: Checkpointer,
+    details: dict[str, Any],
+    trees: list[Any],
+    name: str,
+    resume: bool,
+    plan: resized.Plan | None = None,
+) -> Any:
+    """The contents of a file, from the shard of whichever rank saved it. A `plan` is read with it, and leaves None in the
+    place of what it leaves out."""
+    rank, node = _node(details, trees, name)
     view = replicas.rank_view(details, rank, details["world"], replicas.Rules())
     prefix = f"files/{name}"
     made: dict[tuple[str, str], Any] = {}  # By the name that holds the bytes: tied tensors are one tensor.
-    found, views = {}, []
+    found: dict[str, Any] = dict.fromkeys(plan.left_out if plan else ())
+    views = [*plan.views] if plan else []
     for one, kind in kinds_in(node, prefix).items():
+        if one in found:
+            continue
         key = view.tied.get(one, one), kind
         if key not in made:
             made[key] = tree_tensors.empty(view.saved[one].of_kind(kind), kind.partition(" ")[0])

@@ -1,0 +1,1 @@
+"""What cairn.deepspeed is made of."""
