@@ -93,6 +93,50 @@ def test_a_rank_opens_its_own_shard_and_the_one_of_what_all_hold(worlds: Worlds)
     end(world)
 
 
+# What shard 0 may say wrongly of the others, and of a rank that does not exist.
+LIES = """
+from cairn._dcp import found as finding
+true = finding.text_of
+def lying(lie):
+    def text_of(details, given):
+        text = true(details, given)
+        return text if text.rest is None else text._replace(rest=text.rest._replace(**lie(text.rest)))
+    finding.text_of = text_of
+    got = blank(state_of(3))
+    try:
+        load_copy(got)
+        return same(got, 3)
+    except cairn.Error as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        finding.text_of = true
+moved = lambda values, by: {at + by: paths for at, paths in values.items()}
+lies = {
+    "of another rank": lambda rest: {"values": moved(rest.values, 1)},
+    "of no rank": lambda rest: {"values": moved(rest.values, 90)},
+    "of rank -1": lambda rest: {"values": moved(rest.values, -90)},
+    "no values": lambda rest: {"values": {}},
+    "no tensors": lambda rest: {"tensors": {}},
+    "none tied": lambda rest: {"tied": set()},
+    "all tied": lambda rest: {"tied": {*rest.tensors, "model.w", "model.head"}},
+    "a tensor as a value": lambda rest: {"values": {1: {"model.w": ("model", "w"), "stage1": ("stage1",)}}},
+    "a value as a tensor": lambda rest: {"tensors": {**rest.tensors, "epoch": ("epoch",), "note1": ("note1",)}},
+    "another path": lambda rest: {"tensors": {fqn: ("optim", 3) for fqn in rest.tensors} | {"model.w": ("epoch",)}},
+    "what nobody has": lambda rest: {"tensors": {**rest.tensors, "ghost": ("ghost",)}, "values": {1: {"gone": ("gone",)}}},
+}
+"""
+
+
+def test_what_shard_0_says_wrongly_of_the_others_changes_nothing(worlds: Worlds) -> None:
+    world = worlds(4, "keep_last=0")
+    world.all(STATE + LIES)
+    world.all("cairn.dcp.save(state_of(3), storage_writer=cairn.dcp.StorageWriter(c, 1)); copied(1)")
+    for found in world.all("{what: lying(lie) for what, lie in lies.items()}"):
+        assert isinstance(found, dict), found
+        assert {what: one for what, one in found.items() if one is not True} == {}
+    end(world)
+
+
 class Rows(torch.Tensor):
     """A rank's rows of a tensor. It tells DCP of them as DTensor does, and needs no process group."""
 

@@ -61,6 +61,8 @@ def find_some(
     wanted = [*wanted]
     groups = {fqn[: at.start()] for fqn in wanted for at in [_GROUP.search(fqn)] if at}
     for at, values in rest.values.items():
+        if not 0 <= at < chosen["world"]:
+            return None
         of_groups = (
             fqn for fqn in values for found in [_GROUP.search(fqn)] if found and fqn[: found.start()] in groups
         )
