@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 set(cairn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cairn)
 
 get_property(cairn_layers GLOBAL PROPERTY CAIRN_LAYERS)
-list(REMOVE_ITEM cairn_layers cairn_advice)  # Only the command links it.
+list(REMOVE_ITEM cairn_layers cairn_advice cairn_mirror)  # Only the command links it.
 install(TARGETS cairn_headers ${cairn_layers} EXPORT cairn-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT cairn-targets NAMESPACE cairn:: DESTINATION ${cairn_package_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/cairn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)

@@ -4,23 +4,11 @@
 #include <string_view>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "restore/rows.h"
 
 namespace cairn {
 namespace {
-
-// `tensor` is the first that is wanted of this block; empty if none is.
-Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block, std::string_view tensor) {
-  const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
-  const std::uint32_t found = Crc32c(block);
-  if (found == expected) return Status::Ok();
-  return Error(StatusCode::kCorrupt,
-               "{}: CRC32C of data bytes {} to {} (file offset {}): expected {:08x}, found {:08x}{}", file.name, begin,
-               begin + block.size(), file.header.data_begin + begin, expected, found,
-               tensor.empty() ? "" : fmt::format(", of tensor \"{}\"", tensor));
-}
 
 // Copies data bytes [begin, end) of a shard to the copy's target; `data` points to the bytes from `data_begin` on.
 void CopyToMemory(const PlannedCopy& copy, std::uint64_t begin, std::uint64_t end, const std::byte* data,

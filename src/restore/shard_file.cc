@@ -238,6 +238,16 @@ IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const Manifes
   co_return CheckPlace(checkpoint.manifest, shard, file);
 }
 
+Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block, std::string_view tensor) {
+  const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
+  const std::uint32_t found = Crc32c(block);
+  if (found == expected) return Status::Ok();
+  return Error(StatusCode::kCorrupt,
+               "{}: CRC32C of data bytes {} to {} (file offset {}): expected {:08x}, found {:08x}{}", file.name, begin,
+               begin + block.size(), file.header.data_begin + begin, expected, found,
+               tensor.empty() ? "" : fmt::format(", of tensor \"{}\"", tensor));
+}
+
 Result<ShardFile> OpenTensorFile(IoQueue& queue, const std::string& path) {
   ShardFile file;
   file.name = path;

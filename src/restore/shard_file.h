@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "base/bytes.h"
 #include "base/unique_fd.h"
 #include "format/shard_header.h"
 #include "io/io_task.h"
@@ -65,5 +67,9 @@ IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const Manifes
 /// medium fails (see ReadErrnoStatus). Short reads, EINTR and EAGAIN are retried; if O_DIRECT is rejected, reads are
 /// buffered. `file` and `buffer` outlive the task.
 IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length);
+
+/// Checks one checksum block, from data byte `begin` on. Corrupt names the place, and the `tensor` unless that is
+/// empty.
+[[nodiscard]] Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block, std::string_view tensor);
 
 }  // namespace cairn

@@ -181,7 +181,7 @@ IoTask<Status> FolderCommit::WriteIndex() {
 
 IoTask<Status> FolderCommit::WriteManifest() {
   if (!spec_.index_runs.empty()) CAIRN_CO_RETURN_IF_ERROR(co_await WriteIndex());
-  text_ = EncodeManifest(spec_.manifest);
+  text_ = spec_.text.empty() ? EncodeManifest(spec_.manifest) : spec_.text;
   CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(path_.text(), text_.size()));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path_, 0, spec_.file_mode, manifest_fd_, spec_.room));
   const io::WriteOptions options{.room = spec_.room};

@@ -31,6 +31,8 @@ struct CommitSpec {
   /// The attempt's folder, in the root.
   PathAt folder;
   Manifest manifest;
+  /// Of a copy: the manifest's text, with the index that it names in the folder already. Empty: it is encoded.
+  std::string text = {};
   /// One for each shard of the manifest, for the index (see BuildIndex). Empty: no index.
   std::vector<std::string> index_runs = {};
   bool replace = false;

@@ -45,7 +45,17 @@ namespace {
 constexpr std::size_t kLanes = 8;
 constexpr std::size_t kFoldersPerThread = 4;
 
-Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& path) {
+Result<UniqueFd> OpenFolder(const PathAt& folder, bool follow) {
+  UniqueFd fd(
+      ::openat(folder.directory(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW)));
+  if (fd.valid()) return fd;
+  if (errno == ENOTDIR || errno == ELOOP) return Error(StatusCode::kCorrupt, "{}: expected a directory", folder);
+  return ReadErrnoStatus(errno, "opening " + folder.text());
+}
+
+}  // namespace
+
+Result<std::string> ReadManifestText(const UniqueFd& folder, const std::string& path) {
   // O_NONBLOCK, so that a FIFO of that name does not block.
   const UniqueFd fd(
       ::openat(folder.get(), std::string(kManifestName).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -68,18 +78,8 @@ Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& 
   return text;
 }
 
-Result<UniqueFd> OpenFolder(const PathAt& folder, bool follow) {
-  UniqueFd fd(
-      ::openat(folder.directory(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW)));
-  if (fd.valid()) return fd;
-  if (errno == ENOTDIR || errno == ELOOP) return Error(StatusCode::kCorrupt, "{}: expected a directory", folder);
-  return ReadErrnoStatus(errno, "opening " + folder.text());
-}
-
-}  // namespace
-
 Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path, std::uint64_t* bytes) {
-  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadManifestFile(folder, path));
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadManifestText(folder, path));
   if (bytes != nullptr) *bytes = text.size();
   return DecodeManifest(text, path);
 }
@@ -307,6 +307,29 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, cons
   if (!Verified(list.front())) return list.front().info.status;
   list.resize(1);
   return list;
+}
+
+std::vector<std::string> CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
+                                           std::span<const CheckpointInfo> doomed) {
+  std::vector<std::string> bad;
+  std::uint64_t good = 0;
+  NonFinite best = NonFinite::kNaN;
+  bool origin = false;
+  for (auto newest = list.rbegin(); newest != list.rend(); ++newest) {
+    CheckpointInfo& info = newest->info;
+    if (good >= enough && info.nonfinite >= best && (origin || info.frozen != Frozen::kWritten)) continue;
+    const bool goes = std::ranges::any_of(doomed, [&info](const auto& one) { return one.step == info.step; });
+    if (!info.status.ok() || goes) continue;
+    info.status = CheckShardFiles(*newest);
+    if (info.status.ok()) {
+      ++good;
+      best = std::min(best, info.nonfinite);
+      origin = origin || info.frozen == Frozen::kWritten;
+    } else {
+      bad.push_back(fmt::format("step {} is not counted: {}", info.step, info.status.ToString()));
+    }
+  }
+  return bad;
 }
 
 std::string DescribeSteps(std::vector<std::uint64_t> steps) {

@@ -38,6 +38,8 @@ struct StoredCheckpoint {
 [[nodiscard]] Status CheckShardFiles(const StoredCheckpoint& checkpoint);
 /// The length of an open manifest. Corrupt if it is not a regular file or is too long.
 [[nodiscard]] Result<std::uint64_t> ManifestFileSize(const UniqueFd& fd, const std::string& path);
+/// The manifest of an open folder, byte for byte. `path` is the manifest's, for messages.
+[[nodiscard]] Result<std::string> ReadManifestText(const UniqueFd& folder, const std::string& path);
 /// Reads only the manifest of an open folder. `path` is the manifest's, for messages.
 [[nodiscard]] Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path,
                                             std::uint64_t* bytes = nullptr);
@@ -47,6 +49,12 @@ struct StoredCheckpoint {
 /// Without fallback: one verified candidate or an error. With fallback: damaged checkpoints are listed too, to be
 /// reported as skipped; info.status says why. From a given step, only older ones are candidates.
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector);
+
+/// Checks the shards of the newest checkpoints outside `doomed`, until `enough` are good, and the others are that
+/// ChooseRetired keeps: others are removed because of them, so a manifest alone is not enough. A bad one gets its
+/// status here; returns a sentence for each. Slow for many shards.
+[[nodiscard]] std::vector<std::string> CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
+                                                         std::span<const CheckpointInfo> doomed);
 
 /// "10, 20, 30", or of many their number, the least and the greatest.
 [[nodiscard]] std::string DescribeSteps(std::vector<std::uint64_t> steps);

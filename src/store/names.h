@@ -11,6 +11,8 @@ namespace cairn {
 inline constexpr std::string_view kLockName = ".lock";
 /// Holds a WriterRecord.
 inline constexpr std::string_view kWriterName = ".writer";
+/// The root's mirrors: see store/mirrors.h.
+inline constexpr std::string_view kMirrorsName = ".mirrors";
 /// In a checkpoint's folder: a file that keeps it from retention.
 inline constexpr std::string_view kPinName = "pinned";
 /// In a checkpoint's folder: see store/suspect.h.

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "base/uuid.h"
 #include "format/manifest.h"
+#include "store/hold.h"
 #include "store/list.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -400,6 +401,7 @@ IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept) {
       swept.left.push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
     }
   }
+  CAIRN_CO_RETURN_IF_ERROR(co_await DropStaleHolds(root, swept.left));
   if (unnamed.empty()) co_return Status::Ok();
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root.text(), [&] { return KeepUnnamed(root, swept); }));
   if (!swept.unnamed) co_return co_await RemoveRecycling(root, unnamed, spares, swept.left);

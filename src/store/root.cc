@@ -151,7 +151,11 @@ IoTask<Status> Root::NameWriter() {
         fmt::format("{}; the root gets a new id, and lines above those that are listed", last.status().message()));
   }
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
-  if (writer_.root.empty()) writer_.root = MakeUuid();
+  if (writer_.root.empty()) writer_.root = expected_id_.empty() ? MakeUuid() : expected_id_;
+  if (!expected_id_.empty() && writer_.root != expected_id_) {
+    co_return Error(StatusCode::kFailedPrecondition, "{} is not a copy of that root: expected the id {}, found {}",
+                    path(), expected_id_, writer_.root);
+  }
   co_return co_await WriteRecord(writer_, WriterCheck());
 }
 
@@ -304,6 +308,7 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
   std::unique_ptr<Root> root(new Root);
   root->at_ = path;
   root->file_mode_ = options.file_mode;
+  root->expected_id_ = options.id;
   if (options.read_only || !options.coordinator) {
     CAIRN_ASSIGN_OR_RETURN(const Found found, Look(path));
     if (found == Found::kNothing && options.read_only) {

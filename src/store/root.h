@@ -28,6 +28,8 @@ struct RootOptions {
   bool take_over = false;
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
+  /// The id that it must have, and gets if it has none: a copy of that root. Empty: any.
+  std::string id = {};
 };
 
 /// An open root directory: step 0 of the commit protocol. The writer's operations are relative to `at()`. Destroying it
@@ -39,9 +41,9 @@ class Root {
   /// no earlier writer can commit.
   ///
   /// FailedPrecondition, naming the holder, if another writer still has the lock after the wait (at once if this
-  /// process has it and take_over is off), or if the path cannot be created or written. InvalidArgument if it is a
-  /// file. NotFound if it is missing and read_only is set. A rank that is not the coordinator accepts a missing root:
-  /// the coordinator creates it. Blocking; needs exclusive use of the queue.
+  /// process has it and take_over is off), or if the root has another id, or the path cannot be created or written.
+  /// InvalidArgument if it is a file. NotFound if it is missing and read_only is set. A rank that is not the
+  /// coordinator accepts a missing root: the coordinator creates it. Blocking; needs exclusive use of the queue.
   ///
   /// On a full disk an existing root opens: the record is overwritten in place; if the filesystem needs room for that,
   /// what killed writers left is removed first. NoSpace if there is none.
@@ -99,6 +101,8 @@ class Root {
 
   PathAt at_;
   unsigned file_mode_ = 0644;
+  // Empty: any.
+  std::string expected_id_;
   // Open only in the writer.
   UniqueFd directory_;
   std::optional<WriterLock> lock_;

@@ -28,7 +28,22 @@ Status HoldSuspect(const PathAt& folder, const SuspectSteps& found, std::optiona
   return Status::Ok();
 }
 
-IoTask<Status> MarkFolder(PathAt folder, unsigned file_mode) {
+IoTask<Status> MarkOne(PathAt folder, const SuspectSteps& found, unsigned file_mode) {
+  std::optional<ReadLock> lock;
+  Status held = co_await io::OnThread(folder.text(), [&] { return HoldSuspect(folder, found, lock); });
+  if (held.code() == StatusCode::kNotFound) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(std::move(held));
+  co_return co_await MarkSuspectFolder(folder, file_mode);
+}
+
+}  // namespace
+
+bool IsSuspect(const UniqueFd& folder) {
+  return ::faccessat(folder.get(), std::string(kSuspectName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 ||
+         errno != ENOENT;
+}
+
+IoTask<Status> MarkSuspectFolder(PathAt folder, unsigned file_mode) {
   UniqueFd folder_fd;
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder, /*follow=*/false, folder_fd));
   UniqueFd fd;
@@ -42,25 +57,10 @@ IoTask<Status> MarkFolder(PathAt folder, unsigned file_mode) {
   co_return co_await io::Fsync(folder_fd, folder.text());
 }
 
-IoTask<Status> MarkOne(PathAt folder, const SuspectSteps& found, unsigned file_mode) {
-  std::optional<ReadLock> lock;
-  Status held = co_await io::OnThread(folder.text(), [&] { return HoldSuspect(folder, found, lock); });
-  if (held.code() == StatusCode::kNotFound) co_return Status::Ok();
-  CAIRN_CO_RETURN_IF_ERROR(std::move(held));
-  co_return co_await MarkFolder(folder, file_mode);
-}
-
-}  // namespace
-
-bool IsSuspect(const UniqueFd& folder) {
-  return ::faccessat(folder.get(), std::string(kSuspectName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 ||
-         errno != ENOENT;
-}
-
 IoTask<Status> MarkSuspect(PathAt root, std::vector<SuspectSteps> found, std::optional<PathAt> attempt,
                            unsigned file_mode) {
   Status first;
-  if (attempt) first = co_await MarkFolder(*attempt, file_mode);
+  if (attempt) first = co_await MarkSuspectFolder(*attempt, file_mode);
   for (const SuspectSteps& one : found) {
     for (const std::uint64_t step : one.steps) {
       Status marked = co_await MarkOne(JoinPath(root, StepName(step)), one, file_mode);

@@ -24,6 +24,9 @@ struct SuspectSteps {
 /// Whether the checkpoint in this open folder is marked, or that cannot be told.
 [[nodiscard]] bool IsSuspect(const UniqueFd& folder);
 
+/// Marks the checkpoint in this folder, durably.
+IoTask<Status> MarkSuspectFolder(PathAt folder, unsigned file_mode);
+
 /// Marks them, durably: an empty file in each folder. What is not there, or has another file, is left alone, and so is
 /// the checkpoint of the attempt that wrote the file from the tensors. Marks the folder of an `attempt`, too, that will
 /// be such a checkpoint. Goes on after an error, and returns the first.

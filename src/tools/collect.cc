@@ -24,7 +24,7 @@ struct Collected {
 Result<std::vector<CheckpointInfo>> Choose(const CollectOptions& options) {
   CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
-  CheckNewestShards(list, options.keep_last, /*doomed=*/{});
+  CheckShardsAndSay(list, options.keep_last, /*doomed=*/{});
   std::vector<const CheckpointInfo*> infos;
   for (const StoredCheckpoint& checkpoint : list) infos.push_back(&checkpoint.info);
   const std::vector<std::uint64_t> steps = ChooseRetired(infos, options.keep_last, options.keep_every);

@@ -70,6 +70,18 @@ struct CollectOptions {
 };
 Result<int> Collect(const CollectOptions& options);
 
+struct MirrorRootOptions {
+  std::string root;
+  std::string target;
+  std::uint64_t every = 1;
+  std::uint64_t keep_last = 0;
+  std::uint64_t keep_every = 0;
+  /// End once nothing is due.
+  bool once = false;
+  bool json = false;
+};
+Result<int> MirrorRoot(const MirrorRootOptions& options);
+
 struct StepsOptions {
   std::string root;
   /// Steps and ranges: "35", "10-40".

@@ -16,6 +16,7 @@
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "restore/open.h"
+#include "store/mirrors.h"
 #include "store/pins.h"
 #include "store/writer.h"
 #include "tools/commands.h"
@@ -33,6 +34,8 @@ struct Listed {
   json metrics;
   /// Bytes that it shares with checkpoints before it in the list.
   std::uint64_t shared = 0;
+  /// The targets that have a copy, as the mirrors have last said.
+  std::vector<std::string> mirrors;
 };
 
 using Inodes = std::set<std::pair<std::uint64_t, std::uint64_t>>;
@@ -81,7 +84,17 @@ Result<json> ReadMetrics(IoQueue& queue, const StoredCheckpoint& checkpoint) {
   return Metrics(files[0].header.values);
 }
 
-Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root) {
+std::vector<std::string> MirrorsOf(const CheckpointInfo& info, const std::vector<MirrorRecord>& mirrors) {
+  std::vector<std::string> targets;
+  const MirroredCheckpoint wanted{.step = info.step, .line = info.line, .attempt = info.attempt};
+  for (const MirrorRecord& mirror : mirrors) {
+    if (std::ranges::find(mirror.checkpoints, wanted) != mirror.checkpoints.end()) targets.push_back(mirror.target);
+  }
+  return targets;
+}
+
+Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root,
+                                        const std::vector<MirrorRecord>& mirrors) {
   CAIRN_RETURN_IF_ERROR(CheckRoot(root));
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
   std::vector<Listed> list;
@@ -98,7 +111,8 @@ Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root)
       }
     }
     const std::uint64_t shared = SharedBytes(one, seen);
-    list.push_back({std::move(one), std::move(metrics), shared});
+    std::vector<std::string> targets = MirrorsOf(one.info, mirrors);
+    list.push_back({std::move(one), std::move(metrics), shared, std::move(targets)});
   }
   return list;
 }
@@ -145,6 +159,14 @@ std::string SameAs(const std::string& root, std::map<std::string, std::string>& 
   return fresh ? "" : fmt::format(" (root {}, as {})", ShortId(before->first), Printable(before->second));
 }
 
+/// What went wrong with the last copy of each mirror.
+void PrintErrors(const std::vector<MirrorRecord>& mirrors) {
+  for (const MirrorRecord& mirror : mirrors) {
+    if (mirror.error.empty()) continue;
+    fmt::print("mirror {}: {}\n", Printable(mirror.target), Coloured(Printable(mirror.error), Colour::kRed));
+  }
+}
+
 void PrintList(const std::string& root, const std::vector<Listed>& list) {
   if (list.empty()) {
     fmt::print("there is no checkpoint under {}\n", Printable(root));
@@ -153,13 +175,14 @@ void PrintList(const std::string& root, const std::vector<Listed>& list) {
   std::vector<CheckpointInfo> infos;
   for (const Listed& one : list) infos.push_back(one.checkpoint.info);
   const bool several = HaveSeveralLines(infos);
-  std::vector<std::vector<std::string>> rows{{"STEP", "LINE", "TIME", "SIZE", "RANKS", "METRICS", "NOTE"}};
-  for (const auto& [checkpoint, metrics, shared] : list) {
+  std::vector<std::vector<std::string>> rows{{"STEP", "LINE", "TIME", "SIZE", "RANKS", "METRICS", "MIRRORS", "NOTE"}};
+  for (const auto& [checkpoint, metrics, shared, mirrors] : list) {
     const CheckpointInfo& info = checkpoint.info;
     const bool known = info.world > 0;  // Its manifest is good.
     const std::string line = !several ? "" : known ? std::to_string(info.line) : "-";
     rows.push_back({std::to_string(info.step), line, CommitTime(info), known ? HumanBytes(info.bytes - shared) : "-",
-                    known ? std::to_string(info.world) : "-", MetricsText(metrics), Note(info, shared)});
+                    known ? std::to_string(info.world) : "-", MetricsText(metrics),
+                    Printable(fmt::format("{}", fmt::join(mirrors, ", "))), Note(info, shared)});
   }
   PrintFilled(std::move(rows));
 }
@@ -172,15 +195,17 @@ Result<int> List(const ListOptions& options) {
   json objects = json::array();
   std::map<std::string, std::string> by_id;
   for (const std::string& root : options.roots) {
-    const Result<std::vector<Listed>> list = Checkpoints(*queue, root);
+    const std::vector<MirrorRecord> mirrors = ListMirrors(root);
+    const Result<std::vector<Listed>> list = Checkpoints(*queue, root, mirrors);
     if (!list.ok()) {
       exit_code = std::max(exit_code, ReportError(list.status()));
       continue;
     }
-    for (const auto& [checkpoint, metrics, shared] : *list) {
+    for (const auto& [checkpoint, metrics, shared, targets] : *list) {
       objects.push_back(ToJson(checkpoint.info));
       objects.back()["metrics"] = metrics;
       if (shared != 0) objects.back()["shared_bytes"] = shared;
+      if (!targets.empty()) objects.back()["mirrors"] = targets;
       if (!checkpoint.info.status.ok()) exit_code = std::max(exit_code, kDamagedOrDifferent);
     }
     if (options.json) continue;
@@ -188,6 +213,7 @@ Result<int> List(const ListOptions& options) {
       fmt::print("{}{}{}:\n", &root == &options.roots.front() ? "" : "\n", Printable(root), SameAs(root, by_id));
     }
     PrintList(root, *list);
+    PrintErrors(mirrors);
   }
   // One list, however many roots: each checkpoint has its path.
   if (options.json && (exit_code != kFailed || options.roots.size() > 1)) PrintJson(objects);

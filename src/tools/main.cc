@@ -332,6 +332,24 @@ void AddCollect(CLI::App& app, Action& chosen) {
   AddYes(collect, collecting.yes);
 }
 
+void AddMirror(CLI::App& app, Action& chosen) {
+  const auto [mirror, mirroring] = AddCommand<MirrorRootOptions>(
+      app, chosen, MirrorRoot, "mirror", "Copy the checkpoints of a root elsewhere as they come, beside its job");
+  mirror.footer(
+      "Ends with SIGTERM or Ctrl-C. Training does not wait for it. Start it again after an error: it goes on.");
+  mirror.add_option("root", mirroring.root, "A directory of checkpoints")->required();
+  mirror.add_option("target", mirroring.target, "Another directory, on another disk; it is made if it is missing")
+      ->required();
+  mirror.add_option("--every", mirroring.every, "Only steps divisible by this")
+      ->check(WholeNumber(1))
+      ->capture_default_str();
+  mirror.add_option("--keep-last", mirroring.keep_last, "How many of the newest to keep there (default: all)")
+      ->check(WholeNumber(1));
+  mirror.add_option("--keep-every", mirroring.keep_every, "With --keep-last: also keep steps divisible by this")
+      ->check(WholeNumber(1));
+  mirror.add_flag("--once", mirroring.once, "Copy what is due now, then end");
+}
+
 /// Commands that are told steps of a root.
 template <typename Run>
 Command<StepsOptions> AddSteps(CLI::App& app, Action& chosen, Run run, const std::string& name,
@@ -371,6 +389,7 @@ int Run(int argc, char** argv) {
   AddDiff(app, chosen);
   AddExport(app, chosen);
   AddCollect(app, chosen);
+  AddMirror(app, chosen);
   AddRemoveAndPin(app, chosen);
   AddTune(app, chosen);
   AddProfile(app, chosen);

@@ -21,24 +21,9 @@ namespace cairn::tools {
 
 bool Asks(bool yes) { return !yes && ::isatty(STDIN_FILENO) == 1; }
 
-void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
+void CheckShardsAndSay(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
                        const std::vector<CheckpointInfo>& doomed) {
-  std::uint64_t good = 0;
-  NonFinite best = NonFinite::kNaN;
-  bool origin = false;
-  for (auto newest = list.rbegin(); newest != list.rend(); ++newest) {
-    CheckpointInfo& info = newest->info;
-    if (good >= enough && info.nonfinite >= best && (origin || info.frozen != Frozen::kWritten)) continue;
-    if (!info.status.ok() || HasStep(doomed, info.step)) continue;
-    info.status = CheckShardFiles(*newest);
-    if (info.status.ok()) {
-      ++good;
-      best = std::min(best, info.nonfinite);
-      origin = origin || info.frozen == Frozen::kWritten;
-    } else {
-      PrintError("step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
-    }
-  }
+  for (const std::string& why : CheckNewestShards(list, enough, doomed)) PrintError("{}\n", Printable(why));
 }
 
 Status Confirm(const std::vector<CheckpointInfo>& doomed, const std::string& consequence) {

@@ -15,10 +15,8 @@ namespace cairn::tools {
 
 /// Whether a command that removes asks first: a person can answer, and has not said --yes.
 [[nodiscard]] bool Asks(bool yes);
-/// Checks the shards of the newest checkpoints outside `doomed`, until `enough` are good, and the others are that
-/// ChooseRetired keeps: others are removed because of them, so a manifest alone is not enough. A bad one gets its
-/// status here, and is named on stderr.
-void CheckNewestShards(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
+/// store/list.h's; what it says goes to stderr.
+void CheckShardsAndSay(std::vector<StoredCheckpoint>& list, std::uint64_t enough,
                        const std::vector<CheckpointInfo>& doomed);
 /// Shows on the terminal what would be removed, with sizes, and `consequence`, a sentence or nothing. Cancelled unless
 /// the answer is yes.

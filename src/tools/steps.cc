@@ -121,7 +121,7 @@ struct Removed : WritableRoot::Removed {
 Result<Removed> RemoveNamed(const StepsOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListRootOf(options));
   CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> doomed, Named(options, Infos(stored)));
-  CheckNewestShards(stored, 1, doomed);
+  CheckShardsAndSay(stored, 1, doomed);
   const std::vector<CheckpointInfo> list = Infos(stored);
   CAIRN_RETURN_IF_ERROR(CheckUnpinned(options, list, doomed));
   const Consequence expected = ConsequenceOf(list, doomed);

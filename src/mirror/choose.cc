@@ -1,0 +1,52 @@
+#include "mirror/choose.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace cairn {
+namespace {
+
+std::tuple<std::uint64_t, std::uint64_t> Age(const CheckpointInfo& info) { return {info.line, info.step}; }
+
+const StoredCheckpoint* FindStep(std::span<const StoredCheckpoint> list, std::uint64_t step) {
+  const auto found = std::ranges::find_if(list, [step](const auto& one) { return one.info.step == step; });
+  return found == list.end() ? nullptr : &*found;
+}
+
+/// Whether the target lacks it. What cannot be read there counts as nothing.
+bool IsMissing(const StoredCheckpoint& one, std::span<const StoredCheckpoint> target) {
+  const StoredCheckpoint* const there = FindStep(target, one.info.step);
+  if (there == nullptr || !there->info.status.ok()) return true;
+  return there->info.attempt != one.info.attempt && there->info.line <= one.info.line;
+}
+
+}  // namespace
+
+std::vector<const StoredCheckpoint*> ChooseDue(std::span<const StoredCheckpoint> root,
+                                               std::span<const StoredCheckpoint> target, const MirrorRules& rules) {
+  std::vector<const StoredCheckpoint*> due;
+  for (const StoredCheckpoint& one : root) {
+    const bool taken = one.info.status.ok() && one.info.step % rules.every == 0;
+    if (taken && IsMissing(one, target)) due.push_back(&one);
+  }
+  // What the target would have with all of them. The root's pins are its own.
+  std::vector<CheckpointInfo> all;
+  for (const StoredCheckpoint* one : due) {
+    all.push_back(one->info);
+    all.back().pinned = false;
+  }
+  for (const StoredCheckpoint& one : target) {
+    const bool replaced = std::ranges::any_of(due, [&](const auto* by) { return by->info.step == one.info.step; });
+    if (one.info.status.ok() && !replaced) all.push_back(one.info);
+  }
+  std::ranges::sort(all, {}, Age);
+  std::vector<const CheckpointInfo*> list;
+  for (const CheckpointInfo& one : all) list.push_back(&one);
+  const std::vector<std::uint64_t> retired = ChooseRetired(list, rules.keep_last, rules.keep_every);
+  std::erase_if(due,
+                [&retired](const auto* one) { return std::ranges::find(retired, one->info.step) != retired.end(); });
+  std::ranges::reverse(due);
+  return due;
+}
+
+}  // namespace cairn

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "store/list.h"
+
+namespace cairn {
+
+/// What a mirror takes from a root, and what it keeps.
+struct MirrorRules {
+  /// Only steps divisible by this.
+  std::uint64_t every = 1;
+  /// At the target: see ChooseRetired. 0: everything.
+  std::uint64_t keep_last = 0;
+  std::uint64_t keep_every = 0;
+};
+
+/// The checkpoints of the root that the mirror has yet to copy, newest first: those that the rules take, that the
+/// target does not have, and that retention would leave there. None over a newer checkpoint of the same step. Pure;
+/// both lists are in the order of ListCheckpoints.
+[[nodiscard]] std::vector<const StoredCheckpoint*> ChooseDue(std::span<const StoredCheckpoint> root,
+                                                             std::span<const StoredCheckpoint> target,
+                                                             const MirrorRules& rules);
+
+}  // namespace cairn

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cairn/checkpointer.h"
+#include "device/buffer_pool.h"
+#include "io/io_queue.h"
+#include "mirror/choose.h"
+#include "store/hold.h"
+#include "store/locks.h"
+#include "store/mirrors.h"
+#include "store/root.h"
+
+namespace cairn {
+
+struct MirrorOptions {
+  /// The root whose checkpoints are copied. It exists, and has an id.
+  std::string root;
+  /// A directory, made if it is missing: a root with the same id, of which the mirror is the writer.
+  std::string target;
+  MirrorRules rules;
+  /// How long to wait for another mirror of this root and target to end.
+  std::chrono::nanoseconds wait = std::chrono::seconds(2);
+  /// Gets warnings, one sentence each.
+  std::function<void(const std::string& note)> on_note = [](const std::string&) {};
+};
+
+/// Keeps at a target what a root has committed: newest first, one at a time, and one that is begun is finished. It
+/// takes no lock of the root's writer, whose job goes on beside it. For one thread, which owns the queue.
+class Mirror {
+ public:
+  /// Takes the mirror's lock in the root, and the target as its writer; removes what a killed mirror has left in both.
+  ///
+  /// FailedPrecondition if another process mirrors this root to this target, another writer has the target, or the
+  /// target has checkpoints of another root; NotFound without a root; InvalidArgument if one is inside the other.
+  [[nodiscard]] static Result<std::unique_ptr<Mirror>> Open(IoQueue& queue, const MirrorOptions& options);
+  /// Drops what it holds, and leaves its record.
+  ~Mirror();
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
+
+  struct Copied {
+    CheckpointInfo info;
+    /// Read and written: less than info.bytes where files were linked.
+    std::uint64_t bytes = 0;
+    std::chrono::duration<double> time{};
+  };
+  /// Copies the newest checkpoint that is due, durably, and then retires at the target. None if none is due. Blocking.
+  ///
+  /// Corrupt if the checkpoint is damaged: it is passed over from then on. Cancelled once `interrupted` says so. After
+  /// any error the target has what it had, and a later call tries again.
+  [[nodiscard]] Result<std::optional<Copied>> CopyNext(const std::function<bool()>& interrupted);
+
+  /// Whether the mirror can go on. Not if the root was moved, lost its id or has another, or if another mirror or
+  /// writer has taken over.
+  [[nodiscard]] Status Check() const;
+  /// How many checkpoints are passed over.
+  [[nodiscard]] std::size_t damaged() const { return damaged_.size(); }
+  /// What was written into the root last.
+  [[nodiscard]] const MirrorRecord& record() const { return record_; }
+
+ private:
+  Mirror(IoQueue& queue, const MirrorOptions& options);
+  [[nodiscard]] Status OpenSource();
+  [[nodiscard]] Status TakeLock();
+  [[nodiscard]] Status OpenTarget();
+  [[nodiscard]] Status CheckTargetIsFree() const;
+  /// Reads both lists, and brings the target's line counter and marks up to date.
+  [[nodiscard]] Status Look();
+  [[nodiscard]] Status MarkSuspects();
+  [[nodiscard]] Result<std::optional<Copied>> TryCopyNext(const std::function<bool()>& interrupted);
+  [[nodiscard]] const StoredCheckpoint* NextDue() const;
+  /// What is wrong with a checkpoint that the root still lists; empty if nothing is.
+  [[nodiscard]] std::string DamageLeft() const;
+  /// `gone`: it was removed or replaced since it was listed.
+  [[nodiscard]] Result<Copied> Copy(const StoredCheckpoint& one, const std::function<bool()>& interrupted, bool& gone);
+  [[nodiscard]] Status Retire();
+  void DropHolds();
+  /// Writes the record if something in it has changed.
+  void Record(std::optional<MirroredCheckpoint> copying, const std::string& error);
+  void Note(const std::string& note);
+
+  IoQueue& queue_;
+  const MirrorOptions options_;
+  const std::string id_;
+  std::unique_ptr<BufferPool> pool_;
+  // The root's directory.
+  UniqueFd source_fd_;
+  PathAt source_;
+  std::string source_id_;
+  // <root>/.mirrors/<id>
+  PathAt holds_;
+  std::optional<WriterLock> lock_;
+  std::unique_ptr<Root> target_;
+  std::vector<StoredCheckpoint> here_;
+  std::vector<StoredCheckpoint> there_;
+  // Attempts that are damaged in the source, and how.
+  std::map<std::string, std::string> damaged_;
+  std::set<std::string> noted_;
+  MirrorRecord record_;
+  // The root has it.
+  bool recorded_ = false;
+};
+
+}  // namespace cairn

@@ -1,0 +1,150 @@
+#include "mirror/mirror.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/human.h"
+#include "base/print_error.h"
+#include "base/status_macros.h"
+#include "tools/commands.h"
+#include "tools/interruption.h"
+#include "tools/output.h"
+#include "tools/quantities.h"
+#include "tools/reading.h"
+
+namespace cairn::tools {
+namespace {
+
+using Clock = std::chrono::system_clock;
+
+// How often to look at the time of the root's directory, which says that checkpoints came or went.
+constexpr std::chrono::milliseconds kTick{500};
+// Between lists of a root whose time does not change: marks in its checkpoints' folders do not change it.
+constexpr std::chrono::seconds kQuiet{60};
+constexpr std::chrono::seconds kFirstPause{1};
+constexpr std::chrono::seconds kLongestPause{60};
+constexpr int kDepth = 8;
+
+Status CheckTarget(const std::string& target) {
+  if (target.find("://") != std::string::npos) {
+    return Error(StatusCode::kUnsupported, "{}: expected a directory; object stores are not supported", target);
+  }
+  struct stat found {};
+  return ::stat(target.c_str(), &found) == 0 ? CheckRoot(target) : Status::Ok();
+}
+
+/// When an entry of the directory last changed; 0 if that cannot be read.
+Clock::time_point LastChange(const std::string& root) {
+  struct stat found {};
+  if (::stat(root.c_str(), &found) != 0) return {};
+  const auto since_epoch = std::chrono::seconds(found.st_mtim.tv_sec) + std::chrono::nanoseconds(found.st_mtim.tv_nsec);
+  return Clock::time_point(std::chrono::duration_cast<Clock::duration>(since_epoch));
+}
+
+void PrintCopied(const MirrorRootOptions& options, const Mirror::Copied& copied) {
+  const CheckpointInfo& info = copied.info;
+  if (options.json) {
+    fmt::print("{}\n", JsonLine({{"event", "copied"},
+                                 {"step", info.step},
+                                 {"line", info.line},
+                                 {"attempt", info.attempt},
+                                 {"bytes", copied.bytes},
+                                 {"seconds", copied.time.count()}}));
+  } else {
+    const double time = std::max(copied.time.count(), 1e-9);
+    fmt::print("copied step {}, {} in {} ({})\n", info.step, HumanBytes(copied.bytes), HumanSeconds(time),
+               HumanRate(static_cast<double>(copied.bytes) / time));
+  }
+  std::fflush(stdout);  // It goes on for days.
+}
+
+/// One mirror, from its first look to its end.
+class MirrorLoop {
+ public:
+  MirrorLoop(const MirrorRootOptions& options, Mirror& mirror) : options_(options), mirror_(mirror) {}
+
+  [[nodiscard]] Result<int> UntilTheEnd() {
+    while (!interrupted_()) {
+      const Clock::time_point change = LastChange(options_.root);
+      const std::size_t damaged = mirror_.damaged();
+      const auto copied = mirror_.CopyNext(interrupted_);
+      if (copied.ok()) {
+        pause_ = kFirstPause;
+        said_.clear();
+        if (*copied) {
+          PrintCopied(options_, **copied);
+          continue;
+        }
+        if (options_.once) return exit_code_;
+        // After a change just now, the directory's clock may give the next one the same time.
+        const bool fresh = std::chrono::abs(Clock::now() - change) < kTick;
+        Sleep(fresh ? kTick : kQuiet, [&] { return LastChange(options_.root) != change; });
+        continue;
+      }
+      CAIRN_RETURN_IF_ERROR(Fail(copied.status(), mirror_.damaged() > damaged));
+    }
+    if (options_.once) return Status(StatusCode::kCancelled, "interrupted");
+    return exit_code_;
+  }
+
+ private:
+  /// Not ok if the mirror cannot go on. Else waits before the next try, unless the checkpoint is passed over.
+  Status Fail(const Status& why, bool passed_over) {
+    if (interrupted_()) return Status::Ok();
+    CAIRN_RETURN_IF_ERROR(mirror_.Check());
+    if (options_.once && !passed_over) return why;
+    if (std::exchange(said_, why.ToString()) != why.ToString()) Say(why);
+    if (passed_over) {
+      exit_code_ = kDamagedOrDifferent;
+    } else {
+      Sleep(std::exchange(pause_, std::min(2 * pause_, kLongestPause)), [] { return false; });
+    }
+    return Status::Ok();
+  }
+
+  /// Until it is over, or the process is interrupted: a signal ends a tick, unless it came right before that.
+  void Sleep(std::chrono::milliseconds most, const std::function<bool()>& over) const {
+    for (auto left = most / kTick; left > 0 && !interrupted_() && !over(); --left) {
+      ::poll(nullptr, 0, static_cast<int>(kTick.count()));
+    }
+  }
+
+  void Say(const Status& why) const {
+    if (!options_.json) return static_cast<void>(ReportError(why));
+    fmt::print("{}\n", JsonLine({{"event", "error"}, {"message", why.ToString()}}));
+    std::fflush(stdout);
+  }
+
+  const MirrorRootOptions& options_;
+  Mirror& mirror_;
+  const std::function<bool()> interrupted_ = CatchInterruptions();
+  std::chrono::seconds pause_ = kFirstPause;
+  std::string said_;
+  int exit_code_ = kGood;
+};
+
+}  // namespace
+
+Result<int> MirrorRoot(const MirrorRootOptions& options) {
+  CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
+  CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
+  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, kDepth));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
+  CAIRN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Mirror> mirror,
+      Mirror::Open(*queue,
+                   {.root = options.root,
+                    .target = options.target,
+                    .rules = {.every = options.every, .keep_last = options.keep_last, .keep_every = options.keep_every},
+                    .on_note = [](const std::string& note) { PrintError("{}\n", Printable(note)); }}));
+  return MirrorLoop(options, *mirror).UntilTheEnd();
+}
+
+}  // namespace cairn::tools

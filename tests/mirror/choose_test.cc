@@ -1,0 +1,73 @@
+#include "mirror/choose.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace cairn {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+StoredCheckpoint At(std::uint64_t step, std::uint64_t line = 1, const std::string& attempt = "a") {
+  StoredCheckpoint one;
+  one.info.step = step;
+  one.info.line = line;
+  one.info.attempt = attempt + std::to_string(step);
+  return one;
+}
+
+std::vector<std::uint64_t> Due(const std::vector<StoredCheckpoint>& root, const std::vector<StoredCheckpoint>& target,
+                               const MirrorRules& rules = {}) {
+  std::vector<std::uint64_t> steps;
+  for (const StoredCheckpoint* one : ChooseDue(root, target, rules)) steps.push_back(one->info.step);
+  return steps;
+}
+
+TEST(ChooseDue, NewestFirstAndWhatTheTargetLacks) {
+  EXPECT_THAT(Due({At(10), At(20), At(30)}, {}), ElementsAre(30, 20, 10));
+  EXPECT_THAT(Due({At(10), At(20), At(30)}, {At(20)}), ElementsAre(30, 10));
+  EXPECT_THAT(Due({At(10), At(20)}, {At(10), At(20)}), IsEmpty());
+}
+
+TEST(ChooseDue, OnlyWhatTheRulesTakeAndRetentionWouldLeave) {
+  const std::vector<StoredCheckpoint> root{At(10), At(20), At(30), At(40)};
+
+  EXPECT_THAT(Due(root, {}, {.every = 20}), ElementsAre(40, 20));
+  EXPECT_THAT(Due(root, {}, {.keep_last = 2}), ElementsAre(40, 30));
+  EXPECT_THAT(Due(root, {}, {.keep_last = 1, .keep_every = 20}), ElementsAre(40, 20));
+  EXPECT_THAT(Due(root, {At(50)}, {.keep_last = 2}), ElementsAre(40)) << "the root has lost step 50";
+}
+
+TEST(ChooseDue, TheNewestFiniteOneIsWorthACopy) {
+  std::vector<StoredCheckpoint> root{At(10), At(20), At(30)};
+  root[1].info.nonfinite = root[2].info.nonfinite = NonFinite::kNaN;
+
+  EXPECT_THAT(Due(root, {}, {.keep_last = 1}), ElementsAre(30, 10));
+}
+
+TEST(ChooseDue, PinsOfTheRootAreItsOwn) {
+  std::vector<StoredCheckpoint> root{At(10), At(20)};
+  root[0].info.pinned = true;
+
+  EXPECT_THAT(Due(root, {}, {.keep_last = 1}), ElementsAre(20));
+}
+
+TEST(ChooseDue, AReplacedStepIsDueButNeverOverANewerLine) {
+  EXPECT_THAT(Due({At(10, 1, "b")}, {At(10, 1, "a")}), ElementsAre(10));
+  EXPECT_THAT(Due({At(10, 2, "b")}, {At(10, 1, "a")}), ElementsAre(10));
+  EXPECT_THAT(Due({At(10, 1, "b")}, {At(10, 2, "a")}), IsEmpty());
+}
+
+TEST(ChooseDue, DamagedOnesCountAsMissingAtTheTargetAndAsNothingInTheRoot) {
+  StoredCheckpoint bad = At(10);
+  bad.info.status = Status(StatusCode::kCorrupt, "a bit");
+
+  EXPECT_THAT(Due({At(10)}, {bad}), ElementsAre(10));
+  EXPECT_THAT(Due({bad}, {}), IsEmpty());
+}
+
+}  // namespace
+}  // namespace cairn
