@@ -20,6 +20,7 @@ from ._errors import (
     Unsupported,
 )
 from ._loading import load
+from ._mirrors import Mirror
 from ._rng import RngState
 from ._save import Checkpoint, Save
 from ._stop import shield_worker
@@ -40,6 +41,7 @@ __all__ = [
     "InvalidArgument",
     "IoError",
     "LazyTensor",
+    "Mirror",
     "NoSpace",
     "NotFound",
     "ResourceExhausted",

@@ -13,6 +13,7 @@ from ._arguments import callback, flag, one_of, optional_step, seconds, several,
 from ._best import MODES, described, description, ranked
 from ._engine import Engine
 from ._errors import Error, FailedPrecondition, NotFound
+from ._mirrors import Mirror, targets_of
 from ._paths import checkpoint_path, local_path
 from ._ranks import replicas as replication
 from ._save import Checkpoint, Save
@@ -91,6 +92,11 @@ class Checkpointer:
                      each save's end and every 15 s, removed by `close`. In a group each rank has one, NAME-rank0.prom
       metrics_port   serve the same numbers to Prometheus at this port, with prometheus_client. In a group a rank adds its
                      number on its node (LOCAL_RANK), or else its rank. 0: any free port. None: no port
+      mirrors        cairn.Mirror(target, ...) for each other disk that gets copies: `cairn mirror`, as a process of its own,
+                     which is started again if it dies. Training never waits for it; what goes wrong is logged. In a group
+                     rank 0 starts them
+      mirror_timeout how long `close` waits, within its own time, until the mirrors have copied what is due; one that takes
+                     longer is named in the log, and goes on behind
       unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
                      Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
                      "ignore"
@@ -149,6 +155,8 @@ class Checkpointer:
         on_failure: Callable[[int, Error], object] | None = None,
         metrics_file: str | os.PathLike[str] | None = None,
         metrics_port: int | None = None,
+        mirrors: Sequence[Mirror] = (),
+        mirror_timeout: float = 60.0,
         unfenced_writes: str = "fail",
         group: Any = None,
         group_timeout: float = 600.0,
@@ -403,9 +411,13 @@ class Checkpointer:
     def checkpoints(self) -> list[Checkpoint]:
         """Committed checkpoints, oldest first; those with damaged manifests come last.
 
-        Only manifests are read: `verify`, `restore` and `load` find a missing or damaged shard.
+        Only manifests are read, and what mirrors have said: `verify`, `restore` and `load` find a missing or damaged shard.
         """
-        return [Checkpoint(**fields, _describe=self._describe) for fields in self._engine.core.checkpoints()]
+        targets = targets_of(self.root)
+        return [
+            Checkpoint(**fields, mirrors=tuple(targets.get(fields["attempt"], ())), _describe=self._describe)
+            for fields in self._engine.core.checkpoints()
+        ]
 
     def best(self, metric: str, mode: str = "min") -> int | None:
         """Step of the checkpoint with the lowest (or with "max" the highest) value of a metric; None if no checkpoint

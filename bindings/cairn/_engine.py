@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _exit, _protect
+from . import _exit, _mirrors, _protect
 from ._arguments import callback, checked, flag, one_of, seconds, step_number, stream_of, whole
 from ._best import KeepBest, check_best, check_metrics, metric_values
 from ._errors import Cancelled, DeadlineExceeded, Error, InvalidArgument, Unsupported, status_of, text_of
@@ -63,6 +63,8 @@ class Engine:
             undo.callback(self.ranks.close)
             undo.callback(_give_back, opened)
             undo.callback(self._stop_metrics)
+            self._mirrors: list[_mirrors.RunningMirror] = []
+            undo.callback(_mirrors.tell, self._mirrors)
             given = self.ranks.together("open", partial(self._check, options))
             read_only = given["read_only"]
             if not read_only and self.ranks.rank == 0:
@@ -73,6 +75,9 @@ class Engine:
             if self.metrics is not None:
                 self.metrics.serve(self.core)
                 weakref.finalize(self, self.metrics.stop).atexit = False
+            if self.writes and self.ranks.rank == 0:
+                self._mirrors += map(_mirrors.RunningMirror, self._mirror_commands)
+                weakref.finalize(self, _mirrors.tell, self._mirrors).atexit = False
             _exit.opened(self)
             undo.pop_all()
 
@@ -84,6 +89,8 @@ class Engine:
         check_best(options["keep_best"], options["best_metric"], options["best_mode"])
         flag("exist_ok", options["exist_ok"])
         self._on_failure = callback("on_failure", options["on_failure"])
+        self._mirror_commands = _mirrors.commands_of(options["mirrors"], self.root)
+        self.mirror_timeout = seconds("mirror_timeout", options["mirror_timeout"])
         given = checked(options)
         self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
         self.group_timeout = given["group_timeout"]
@@ -349,11 +356,18 @@ class Engine:
                 if self.stop is not None:
                     self.stop.end()
                 self._stop_metrics()
+                self._end_mirrors(end)
                 self.ranks.close(end)
                 _exit.open_engines.discard(self)
                 if self.core.released:
                     self.held.clear()
                 self.log_events()
+
+    def _end_mirrors(self, end: float) -> None:
+        _mirrors.tell(self._mirrors)
+        end = min(end, time.monotonic() + self.mirror_timeout)
+        while self._mirrors:
+            self._mirrors.pop().wait(max(0.0, end - time.monotonic()))
 
     def _wait_for_best(self, timeout: float) -> float:
         """Waits for keep_best, which releases its saves one by one; returns what is left of the timeout."""

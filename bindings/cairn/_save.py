@@ -31,6 +31,7 @@ class Checkpoint:
     nonfinite: str | None  # "nan" or "inf" if its tensors held NaNs or infinities; None if not, or if nobody looked.
     suspect: bool  # What is frozen in it may be older than its step: a later save has found that it had changed unseen.
     path: str
+    mirrors: tuple[str, ...]  # The targets that have a copy, as the root's mirrors have last said.
     damage: str | None  # Why its manifest cannot be read; None if the manifest is good. Says nothing of the shards.
     _describe: Callable[[str, str], dict[str, Any]] = field(repr=False, compare=False)
 

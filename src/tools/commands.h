@@ -76,8 +76,9 @@ struct MirrorRootOptions {
   std::uint64_t every = 1;
   std::uint64_t keep_last = 0;
   std::uint64_t keep_every = 0;
-  /// End once nothing is due.
+  /// End once nothing is due; or do so once stdin is closed, or can be read.
   bool once = false;
+  bool with_stdin = false;
   bool json = false;
 };
 Result<int> MirrorRoot(const MirrorRootOptions& options);

@@ -348,6 +348,7 @@ void AddMirror(CLI::App& app, Action& chosen) {
   mirror.add_option("--keep-every", mirroring.keep_every, "With --keep-last: also keep steps divisible by this")
       ->check(WholeNumber(1));
   mirror.add_flag("--once", mirroring.once, "Copy what is due now, then end");
+  mirror.add_flag("--with-stdin", mirroring.with_stdin, "Once stdin is closed, copy what is due then, and end");
 }
 
 /// Commands that are told steps of a root.

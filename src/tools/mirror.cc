@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -82,7 +84,7 @@ class MirrorLoop {
           PrintCopied(options_, **copied);
           continue;
         }
-        if (options_.once) return exit_code_;
+        if (last_) return exit_code_;
         // After a change just now, the directory's clock may give the next one the same time.
         const bool fresh = std::chrono::abs(Clock::now() - change) < kTick;
         Sleep(fresh ? kTick : kQuiet, [&] { return LastChange(options_.root) != change; });
@@ -99,7 +101,7 @@ class MirrorLoop {
   Status Fail(const Status& why, bool passed_over) {
     if (interrupted_()) return Status::Ok();
     CAIRN_RETURN_IF_ERROR(mirror_.Check());
-    if (options_.once && !passed_over) return why;
+    if (last_ && !passed_over) return why;
     if (std::exchange(said_, why.ToString()) != why.ToString()) Say(why);
     if (passed_over) {
       exit_code_ = kDamagedOrDifferent;
@@ -110,9 +112,10 @@ class MirrorLoop {
   }
 
   /// Until it is over, or the process is interrupted: a signal ends a tick, unless it came right before that.
-  void Sleep(std::chrono::milliseconds most, const std::function<bool()>& over) const {
-    for (auto left = most / kTick; left > 0 && !interrupted_() && !over(); --left) {
-      ::poll(nullptr, 0, static_cast<int>(kTick.count()));
+  void Sleep(std::chrono::milliseconds most, const std::function<bool()>& over) {
+    pollfd input{.fd = options_.with_stdin ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0};
+    for (auto left = most / kTick; left > 0 && !last_ && !interrupted_() && !over(); --left) {
+      last_ = ::poll(&input, 1, static_cast<int>(kTick.count())) > 0;
     }
   }
 
@@ -125,6 +128,8 @@ class MirrorLoop {
   const MirrorRootOptions& options_;
   Mirror& mirror_;
   const std::function<bool()> interrupted_ = CatchInterruptions();
+  // Ends once nothing is due.
+  bool last_ = options_.once;
   std::chrono::seconds pause_ = kFirstPause;
   std::string said_;
   int exit_code_ = kGood;
@@ -135,6 +140,8 @@ class MirrorLoop {
 Result<int> MirrorRoot(const MirrorRootOptions& options) {
   CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
+  // Whoever closes stdin by dying reads no more of what is said.
+  if (options.with_stdin) std::signal(SIGPIPE, SIG_IGN);
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, kDepth));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(

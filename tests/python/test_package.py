@@ -125,7 +125,7 @@ PYTHON_NAMES = {"host_memory_bytes": "host_memory", "chunk_bytes": "chunk", "sta
 IN_ANOTHER_FORM = {"steering", "on_event"}  # slowdown, mtbf and restart_time; logging.
 OF_PYTHON = {
     "exist_ok", "keep_best", "best_metric", "best_mode", "unfenced_writes", "replicated", "per_rank", "compare_replicas",
-    "interval", "slowdown", "mtbf", "restart_time", "metrics_port", "on_failure",
+    "interval", "slowdown", "mtbf", "restart_time", "metrics_port", "on_failure", "mirrors", "mirror_timeout",
 }  # fmt: skip
 
 
