@@ -243,7 +243,8 @@ class TrainerMixin(_Base):
             run.save_sharded(step, self.model, self.optimizer, trainer, own, read_files, self._links())
         else:
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-            run.save(step, self._gather, [name for name, _ in model.named_buffers()])
+            ties = getattr(model, "all_tied_weights_keys", None)
+            run.save(step, self._gather, [name for name, _ in model.named_buffers()], ties)
 
     def _gather(self) -> tuple[dict[str, Any], Files, frozenset[str]]:
         """The checkpoint's tree, the files of its folder, and the names of weights that are linked."""

@@ -10,7 +10,17 @@ from typing import Any
 import cairn
 import pytest
 from cairn._huggingface.model_folder import Companions
-from huggingface_trainer import TEXT, a_tokenizer, a_trainer, assert_same_weights, folders, hf, torch, transformers
+from huggingface_trainer import (
+    TEXT,
+    a_gpt2,
+    a_tokenizer,
+    a_trainer,
+    assert_same_weights,
+    folders,
+    hf,
+    torch,
+    transformers,
+)
 
 MODEL = {"config.json", "generation_config.json", "model.safetensors.index.json", "trainer_state.json"}
 CAIRN = {"manifest.json", "shard-00000.safetensors"}
@@ -43,6 +53,17 @@ def test_from_pretrained_reads_a_checkpoint_where_it_is(tmp_path: Path) -> None:
     trainer.model.save_pretrained(tmp_path / "theirs")
     for name in ("config.json", "generation_config.json"):
         assert (folder / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+
+
+def test_from_pretrained_reads_no_checkpoint_that_it_would_read_wrongly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = a_gpt2(tie_word_embeddings=False)
+    model.lm_head.weight = model.transformer.wte.weight
+    a_trainer(tmp_path, model=model).train()
+    with pytest.raises(OSError, match="model.safetensors"):
+        transformers.AutoModelForCausalLM.from_pretrained(hf.last_checkpoint(tmp_path))
+    assert caplog.text.count("does not tie them (lm_head.weight): from_pretrained would give them other values") == 1
 
 
 def test_the_tokenizer_is_in_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from .._ranks.replicas import Rules
 from .._save import Save
 from .._tree.frozen import FrozenNames
 from .._tree.optimizer_loads import Known
-from .._tree.paths import part_of
+from .._tree.paths import listed, part_of
 from .._tree.tensors import TensorCollector
 from . import sharded
 from .contents import RANK, TRAINER, tied_names
@@ -57,6 +57,7 @@ class Run:
         self.order: list[int] = []  # Steps saved by this run.
         self.pinned: int | None = None
         self._frozen = FrozenNames()
+        self._told = False  # That the checkpoints are no model folders.
 
     def take(self, part: str) -> Any:
         if part not in self.restored:
@@ -69,11 +70,15 @@ class Run:
         unless_disk_hangs(self.checkpointer.check)
 
     def save(
-        self, step: int, gather: Callable[[], tuple[dict[str, Any], Files, frozenset[str]]], buffers: Sequence[str]
+        self,
+        step: int,
+        gather: Callable[[], tuple[dict[str, Any], Files, frozenset[str]]],
+        buffers: Sequence[str],
+        ties: Collection[str] | None,
     ) -> None:
         """Starts the save of a tree of the form in `contents`, with the files beside it; it links what is frozen. `gather`
         runs within, so that its error reaches the ranks that would wait for this one. Of the model's `buffers` rank 0's
-        count."""
+        count. `ties` are the names that from_pretrained ties to others, if the model's class says so."""
         files: dict[str, Content] = {}
         replicas: Any = None
 
@@ -95,8 +100,16 @@ class Run:
             files.update(more)
             if more:
                 adapter = "adapter_config.json" in more
-                index = weight_index(weights, tied_names(weights), "shard-00000.safetensors", adapter, bool(frozen))
-                files.update(index)
+                tied = tied_names(weights)
+                if ties is None or adapter or tied <= {*ties}:
+                    files.update(weight_index(weights, tied, "shard-00000.safetensors", adapter, bool(frozen)))
+                elif not self._told:
+                    self._told = True
+                    _log.warning(
+                        "%s: weights share memory, but the model's config does not tie them (%s): from_pretrained would give "
+                        "them other values, so it cannot read the checkpoints; an export has each",
+                        self.checkpointer.root, listed(sorted(tied - {*ties})),
+                    )  # fmt: skip
             return [("tree", text), *values]
 
         def start(replace: bool, hold: float) -> Save:
