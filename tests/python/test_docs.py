@@ -332,7 +332,7 @@ def commands() -> list[str]:
 
 def test_the_documented_commands_are_all_of_them() -> None:
     assert {command.split()[1] for command in commands()} == {
-        "diff", "doctor", "export", "gc", "ls", "pin", "plan", "profile", "rm", "show", "tune", "unpin", "verify"
+        "diff", "doctor", "export", "gc", "ls", "mirror", "pin", "plan", "profile", "rm", "show", "tune", "unpin", "verify"
     }  # fmt: skip
 
 
@@ -346,6 +346,8 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         "ROOT...": str(root),
         "ROOT": str(root),
         "/mnt/nvme/run7": str(root),
+        "/mnt/backup/run7": str(tmp_path / "mirror"),
+        " TARGET": f" {tmp_path / 'mirror'}",
         " A B": "".join(f" {root}/step-{step:020}" for step in (1, 2)),
         " N": " 1",
         " M": " 2",
@@ -366,6 +368,7 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
     (tmp_path / "profile.json").write_text(PROFILE)
     arguments = command.split()[1:]
     arguments += ["--probe-time=100ms"] if arguments[0] in ("doctor", "tune") else []
+    arguments += ["--once"] if arguments[0] == "mirror" else []
     arguments[1:1] = ["--least-time=0", "--cores=1", "--cores-only"] if arguments[0] == "profile" else []
 
     ran = subprocess.run(
