@@ -20,45 +20,43 @@
 namespace cairn {
 namespace {
 
-using Object = nlohmann::json;
-
 constexpr std::string_view kSuffix = ".json";
 constexpr std::uint64_t kMaxBytes = 64U << 20;
 
-Object ToObject(const MirroredCheckpoint& one) {
+nlohmann::json ToJson(const MirroredCheckpoint& one) {
   return {{"step", one.step}, {"line", one.line}, {"attempt", one.attempt}};
 }
 
 /// Throws nlohmann's exceptions.
-MirroredCheckpoint ToCheckpoint(const Object& object) {
+MirroredCheckpoint ToCheckpoint(const nlohmann::json& object) {
   return {.step = object.at("step").get<std::uint64_t>(),
           .line = object.at("line").get<std::uint64_t>(),
           .attempt = object.at("attempt").get<std::string>()};
 }
 
 std::string Encode(const MirrorRecord& record) {
-  Object object = {{"version", 1},        {"target", record.target},
-                   {"host", record.host}, {"process", record.process},
-                   {"time", record.time}, {"checkpoints", Object::array()}};
-  for (const MirroredCheckpoint& one : record.checkpoints) object["checkpoints"].push_back(ToObject(one));
-  if (record.copying) object["copying"] = ToObject(*record.copying);
+  nlohmann::json object = {{"version", 1},        {"target", record.target},
+                           {"host", record.host}, {"process", record.process},
+                           {"time", record.time}, {"checkpoints", nlohmann::json::array()}};
+  for (const MirroredCheckpoint& one : record.checkpoints) object["checkpoints"].push_back(ToJson(one));
+  if (record.copying) object["copying"] = ToJson(*record.copying);
   if (!record.error.empty()) object["error"] = record.error;
-  return object.dump(1, ' ', false, Object::error_handler_t::replace) + "\n";
+  return object.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::optional<MirrorRecord> Decode(const std::string& text) {
   try {
-    const Object object = Object::parse(text);
+    const nlohmann::json object = nlohmann::json::parse(text);
     if (object.at("version") != 1) return std::nullopt;
     MirrorRecord record{.target = object.at("target").get<std::string>(),
                         .host = object.at("host").get<std::string>(),
                         .process = object.at("process").get<std::uint64_t>(),
                         .error = object.value("error", std::string()),
                         .time = object.at("time").get<std::int64_t>()};
-    for (const Object& one : object.at("checkpoints")) record.checkpoints.push_back(ToCheckpoint(one));
+    for (const nlohmann::json& one : object.at("checkpoints")) record.checkpoints.push_back(ToCheckpoint(one));
     if (object.contains("copying")) record.copying = ToCheckpoint(object["copying"]);
     return record;
-  } catch (const Object::exception&) {
+  } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
 }
