@@ -53,7 +53,7 @@ class Checksums : public testing::Test {
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
 
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold = {}) {
-    auto save = Inside::Of(*checkpointer_).Save(step, tensors_.state(), {}, hold);
+    auto save = Inside::Of(*checkpointer_).Save(step, tensors_.state(), tensors_.state().values(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }

@@ -26,7 +26,8 @@ class Hold : public testing::Test {
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold) {
     states_.push_back(SmallState(step));
-    auto save = Inside::Of(*checkpointer_).Save(step, states_.back()->state(), {}, hold);
+    auto save =
+        Inside::Of(*checkpointer_).Save(step, states_.back()->state(), states_.back()->state().values(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
@@ -119,7 +120,8 @@ TEST_F(Hold, OfOneRankHoldsAllRanks) {
   ASSERT_EQ(ranks.size(), 2U);
   const auto save = [&](std::uint64_t step, int rank, std::chrono::nanoseconds hold) {
     states_.push_back(SmallState(step, rank));
-    return *Inside::Of(*ranks[static_cast<std::size_t>(rank)]).Save(step, states_.back()->state(), {}, hold);
+    return *Inside::Of(*ranks[static_cast<std::size_t>(rank)])
+                .Save(step, states_.back()->state(), states_.back()->state().values(), {}, hold);
   };
   const SaveHandle never = save(1, 0, milliseconds(1));
   const SaveHandle released = save(1, 1, minutes(10));

@@ -208,7 +208,8 @@ TEST(Metrics, ASaveThatEndsAfterAYoungerOneIsNotTheNewest) {
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
   ASSERT_NE(checkpointer, nullptr);
   const auto state = SmallState(1);
-  const auto held = Inside::Of(*checkpointer).Save(1, state->state(), {}, std::chrono::minutes(10));
+  const auto held =
+      Inside::Of(*checkpointer).Save(1, state->state(), state->state().values(), {}, std::chrono::minutes(10));
   ASSERT_TRUE(held.ok()) << held.status();
   ASSERT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
 

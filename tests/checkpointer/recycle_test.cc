@@ -140,7 +140,8 @@ TEST_P(Recycle, ManyRetiredAtOnceKeepFewSpares) {
   }
   for (std::uint64_t step = 1; step <= 6; ++step) ASSERT_EQ(checkpointer->Unpin(step), Status::Ok());
   const auto state = SmallState(7);
-  const auto held = Inside::Of(*checkpointer).Save(7, state->state(), {}, std::chrono::minutes(10));
+  const auto held =
+      Inside::Of(*checkpointer).Save(7, state->state(), state->state().values(), {}, std::chrono::minutes(10));
   ASSERT_TRUE(held.ok()) << held.status();
 
   ASSERT_EQ(SaveDurably(*checkpointer, 8), Status::Ok());

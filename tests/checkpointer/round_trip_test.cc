@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 
@@ -50,7 +51,7 @@ TEST(RoundTrip, LongValuesAreInTheData) {
   const std::string text = "[\"" + std::string(3_MiB, 'x') + "\\u0000\xc3\xa9\"]";
   ASSERT_TRUE(tensors.state().Set("log", Json{text}).ok());
   ASSERT_TRUE(tensors.state().Set("short", Json{"[1]"}).ok());
-  auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB, .keep_last = 9});
+  auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB});
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   auto save = (*checkpointer)->Save(1, tensors.state());
   ASSERT_TRUE(save.ok()) << save.status();
@@ -66,7 +67,7 @@ TEST(RoundTrip, LongValuesAreInTheData) {
   ASSERT_TRUE(details.ok()) << details.status();
   EXPECT_TRUE(details->values.at(0) == tensors.state().values());
   EXPECT_EQ(details->tensors.size(), 2U);
-  const auto folder = dir / "run/step-00000000000000000001";
+  const std::filesystem::path folder = dir / "run/step-00000000000000000001";
   std::ifstream manifest(folder / "manifest.json");
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(manifest), {}),
               testing::HasSubstr("\"required_features\":[\"long_values\"]"));

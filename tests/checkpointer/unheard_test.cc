@@ -22,7 +22,8 @@ class Unheard : public testing::Test {
   void SetUp() override { checkpointer_ = OpenOrFail(SmallOptions(dir_ / "run"), Through(plan_)); }
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold = {}) {
     states_.push_back(SmallState(step));
-    auto save = Inside::Of(*checkpointer_).Save(step, states_.back()->state(), {}, hold);
+    auto save =
+        Inside::Of(*checkpointer_).Save(step, states_.back()->state(), states_.back()->state().values(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
