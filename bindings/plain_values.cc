@@ -16,13 +16,14 @@ namespace {
 
 constexpr std::string_view kCompiled = "_orig_mod";  // In a name: what torch.compile adds, and what readers leave out.
 
-// Whether a value is of the kinds that PlainText takes, all the way down, and no optimizer's state, which is
-// compared.
+// Whether a value is of the kinds that PlainText takes, all the way down, and no optimizer's or scheduler's state,
+// which is compared.
 bool IsPlain(PyObject* value, int levels) {
   if (!IsContainer(value)) return !RefusesValue(value);
   if (levels == 0) return false;
   return ForEach(value, [&](PyObject* key, PyObject* child) {
-    if (key != nullptr && (!IsPlainKey(key) || AsciiOf(key) == "param_groups")) return false;
+    if (key != nullptr && (!IsPlainKey(key) || AsciiOf(key) == "param_groups" || AsciiOf(key) == "_last_lr"))
+      return false;
     return IsPlain(child, levels - 1);
   });
 }
