@@ -14,20 +14,30 @@ const StoredCheckpoint* FindStep(std::span<const StoredCheckpoint> list, std::ui
 }
 
 /// Whether the target lacks it. What cannot be read there counts as nothing.
-bool IsMissing(const StoredCheckpoint& one, std::span<const StoredCheckpoint> target) {
+bool IsMissing(const StoredCheckpoint& one, std::span<const StoredCheckpoint> target,
+               const std::set<std::string>& copied) {
   const StoredCheckpoint* const there = FindStep(target, one.info.step);
   if (there == nullptr || !there->info.status.ok()) return true;
-  return there->info.attempt != one.info.attempt && there->info.line <= one.info.line;
+  return there->info.attempt != one.info.attempt && there->info.line <= one.info.line &&
+         !IsAnothers(one, target, copied);
 }
 
 }  // namespace
 
+bool IsAnothers(const StoredCheckpoint& one, std::span<const StoredCheckpoint> target,
+                const std::set<std::string>& copied) {
+  const StoredCheckpoint* const there = FindStep(target, one.info.step);
+  return there != nullptr && there->info.status.ok() && there->info.line == one.info.line &&
+         there->info.attempt != one.info.attempt && !copied.contains(there->info.attempt);
+}
+
 std::vector<const StoredCheckpoint*> ChooseDue(std::span<const StoredCheckpoint> root,
-                                               std::span<const StoredCheckpoint> target, const MirrorRules& rules) {
+                                               std::span<const StoredCheckpoint> target, const MirrorRules& rules,
+                                               const std::set<std::string>& copied) {
   std::vector<const StoredCheckpoint*> due;
   for (const StoredCheckpoint& one : root) {
     const bool taken = one.info.status.ok() && one.info.step % rules.every == 0;
-    if (taken && IsMissing(one, target)) due.push_back(&one);
+    if (taken && IsMissing(one, target, copied)) due.push_back(&one);
   }
   // What the target would have with all of them. The root's pins are its own.
   std::vector<CheckpointInfo> all;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "store/list.h"
@@ -18,10 +20,16 @@ struct MirrorRules {
 };
 
 /// The checkpoints of the root that the mirror has yet to copy, newest first: those that the rules take, that the
-/// target does not have, and that retention would leave there. None over a newer checkpoint of the same step. Pure;
+/// target does not have, and that retention would leave there. None over a newer checkpoint of the same step. Of two of
+/// one line nothing tells which is newer, so only one whose attempt is among `copied` is replaced by the root's. Pure;
 /// both lists are in the order of ListCheckpoints.
 [[nodiscard]] std::vector<const StoredCheckpoint*> ChooseDue(std::span<const StoredCheckpoint> root,
                                                              std::span<const StoredCheckpoint> target,
-                                                             const MirrorRules& rules);
+                                                             const MirrorRules& rules,
+                                                             const std::set<std::string>& copied);
+
+/// Whether the target has another save of its step and line, which no mirror has copied from the root.
+[[nodiscard]] bool IsAnothers(const StoredCheckpoint& one, std::span<const StoredCheckpoint> target,
+                              const std::set<std::string>& copied);
 
 }  // namespace cairn

@@ -43,8 +43,6 @@ namespace {
 
 constexpr int kLanes = 4;
 constexpr std::size_t kFilesAtOnce = 16;
-constexpr unsigned kFileMode = 0644;
-constexpr unsigned kDirectoryMode = 0755;
 // How long to wait for readers of what is to be replaced at the target.
 constexpr std::chrono::seconds kReaderTimeout{10};
 
@@ -72,7 +70,7 @@ struct CheckpointCopy::File {
 };
 
 CheckpointCopy::CheckpointCopy(Spec spec)
-    : spec_(std::move(spec)), folder_(spec_.to.at(), spec_.from.checkpoint.manifest.attempt, kDirectoryMode) {}
+    : spec_(std::move(spec)), folder_(spec_.to.at(), spec_.from.checkpoint.manifest.attempt, spec_.directory_mode) {}
 
 CheckpointCopy::~CheckpointCopy() = default;
 
@@ -100,7 +98,7 @@ IoTask<Status> CheckpointCopy::Copy() {
     const ManifestShard index{.file = manifest.index->file, .length = manifest.index->length};
     const PathAt path = JoinPath(folder_.path(), index.file);
     files_.push_back(std::make_unique<File>(
-        index, AttemptFile::Spec{.path = path, .bytes = index.length, .mode = kFileMode, .stop = &failed_}));
+        index, AttemptFile::Spec{.path = path, .bytes = index.length, .mode = spec_.file_mode, .stop = &failed_}));
     files_.back()->is_index = true;
   }
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.path().text(), [this] { return CheckRoom(); }));
@@ -109,7 +107,7 @@ IoTask<Status> CheckpointCopy::Copy() {
     CAIRN_CO_RETURN_IF_ERROR(co_await CopyBatch(files.subspan(at, std::min(kFilesAtOnce, files.size() - at))));
   }
   if (spec_.from.checkpoint.info.suspect) {
-    CAIRN_CO_RETURN_IF_ERROR(co_await MarkSuspectFolder(folder_.path(), kFileMode));
+    CAIRN_CO_RETURN_IF_ERROR(co_await MarkSuspectFolder(folder_.path(), spec_.file_mode));
   }
   co_return co_await Commit();
 }
@@ -134,7 +132,7 @@ IoTask<Status> CheckpointCopy::LinkKept() {
     if (linked) continue;
     const PathAt path = JoinPath(folder_.path(), shard.file);
     files_.push_back(std::make_unique<File>(
-        shard, AttemptFile::Spec{.path = path, .bytes = shard.length, .mode = kFileMode, .stop = &failed_}));
+        shard, AttemptFile::Spec{.path = path, .bytes = shard.length, .mode = spec_.file_mode, .stop = &failed_}));
   }
   co_return Status::Ok();
 }
@@ -144,10 +142,24 @@ IoTask<Status> CheckpointCopy::LinkOne(const ManifestShard& shard, const StoredC
   ShardFile there;
   there.name = JoinPath(other.info.path, shard.file).text();
   there.length = shard.length;
-  const Status good = co_await ReadShardHeader(other, shard, there);
+  Status good = co_await ReadShardHeader(other, shard, there);
+  if (good.ok() && !spec_.whole.contains(shard.file)) good = co_await VerifyAll(there);
   if (!good.ok()) co_return Status::Ok();
+  spec_.whole.insert(shard.file);
   IoResult made = co_await io::Link(there.fd, there.name, JoinPath(folder_.path(), shard.file));
   linked = made.ok();
+  co_return Status::Ok();
+}
+
+IoTask<Status> CheckpointCopy::VerifyAll(ShardFile& file) {
+  const BufferPool::Chunk chunk = spec_.pool.TryAcquire(BufferPool::Priority::kSave);
+  if (!chunk) co_return Error(StatusCode::kInternal, "the pool has no chunk to read {}", file.name);
+  for (std::uint64_t offset = file.header.data_begin; offset < file.length; offset += spec_.pool.chunk_bytes()) {
+    if (spec_.interrupted()) co_return Error(StatusCode::kCancelled, "{} was not read: interrupted", file.name);
+    const std::uint64_t length = std::min(spec_.pool.chunk_bytes(), file.length - offset);
+    CAIRN_CO_RETURN_IF_ERROR(co_await ReadAt(file, chunk.data(), offset, AlignUp(length, kBlock)));
+    CAIRN_CO_RETURN_IF_ERROR(Verify(file, offset, Bytes(chunk.data(), length)));
+  }
   co_return Status::Ok();
 }
 
@@ -205,19 +217,19 @@ IoTask<Status> CheckpointCopy::CopyPiece(File& file, std::uint64_t offset, std::
   const std::uint64_t length = std::min(spec_.pool.chunk_bytes(), file.what.length - offset);
   const std::uint64_t padded = AlignUp(length, kBlock);
   CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(file.source, memory, offset, padded)));
-  CAIRN_CO_RETURN_IF_ERROR(OfSource(Verify(file, offset, Bytes(memory, length))));
+  if (!file.is_index) CAIRN_CO_RETURN_IF_ERROR(OfSource(Verify(file.source, offset, Bytes(memory, length))));
   std::fill_n(memory + length, padded - length, std::byte{});
   CAIRN_CO_RETURN_IF_ERROR(co_await file.target.Write(offset, Bytes(memory, padded)));
   bytes_ += length;
   co_return Status::Ok();
 }
 
-Status CheckpointCopy::Verify(const File& file, std::uint64_t offset, Bytes piece) const {
-  if (file.is_index || !file.source.header.checksums) return Status::Ok();
+Status CheckpointCopy::Verify(const ShardFile& file, std::uint64_t offset, Bytes piece) {
+  if (!file.header.checksums) return Status::Ok();
   for (std::uint64_t at = 0; at < piece.size(); at += kChecksumBlock) {
     const Bytes block = piece.subspan(at, std::min<std::uint64_t>(kChecksumBlock, piece.size() - at));
-    const std::uint64_t begin = offset - file.begin + at;
-    CAIRN_RETURN_IF_ERROR(VerifyBlock(file.source, begin, block, TensorAt(file.source.header, begin)));
+    const std::uint64_t begin = offset - file.header.data_begin + at;
+    CAIRN_RETURN_IF_ERROR(VerifyBlock(file, begin, block, TensorAt(file.header, begin)));
   }
   return Status::Ok();
 }
@@ -257,7 +269,7 @@ IoTask<Status> CheckpointCopy::Commit() {
                        .text = spec_.from.manifest,
                        .replace = replace,
                        .readers = {.timeout = kReaderTimeout},
-                       .file_mode = kFileMode,
+                       .file_mode = spec_.file_mode,
                        .check_writer = [this] { return spec_.to.CheckWriter(); }},
                       folder_.fd(), in_place_);
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,11 @@ class CheckpointCopy {
     Root& to;
     /// What `to` has. Kept files are linked from these.
     std::span<const StoredCheckpoint> there;
+    /// Which kept files of `to` have been found whole. Others are read before they are linked: what has rotted is
+    /// copied.
+    std::set<std::string>& whole;
+    unsigned file_mode;
+    unsigned directory_mode;
     BufferPool& pool;
     /// Asked before each piece: ends the copy as Cancelled.
     std::function<bool()> interrupted;
@@ -55,7 +61,9 @@ class CheckpointCopy {
   IoTask<Status> BeginFile(File& file);
   IoTask<Status> Lane(std::span<const std::unique_ptr<File>> batch);
   IoTask<Status> CopyPiece(File& file, std::uint64_t offset, std::byte* memory);
-  [[nodiscard]] Status Verify(const File& file, std::uint64_t offset, Bytes piece) const;
+  [[nodiscard]] IoTask<Status> VerifyAll(ShardFile& file);
+  /// `offset` is in the file, behind its header.
+  [[nodiscard]] static Status Verify(const ShardFile& file, std::uint64_t offset, Bytes piece);
   IoTask<Status> EndFile(File& file);
   IoTask<Status> Commit();
   /// Notes that the source is damaged, if that is what the status of a read says.

@@ -22,6 +22,7 @@ namespace {
 constexpr std::uint64_t kChunkBytes = 4U << 20;
 constexpr int kChunks = 4;
 constexpr unsigned kFolderMode = 0755;
+constexpr unsigned kPermissions = 0777;
 // A checkpoint that retention removes between the list and the hold: how often to list again.
 constexpr int kLooks = 10;
 // Lines that the root may have begun while nobody mirrored it, before training went on from the target.
@@ -102,6 +103,11 @@ Status Mirror::OpenSource() {
                  source_, writer ? "one of an earlier version: open it once" : "no .writer");
   }
   source_id_ = writer->root;
+  struct stat folder {};
+  struct stat file {};
+  if (::fstat(source_fd_.get(), &folder) == 0) directory_mode_ = folder.st_mode & kPermissions;
+  if (::fstatat(source_fd_.get(), std::string(kWriterName).c_str(), &file, 0) == 0)
+    file_mode_ = file.st_mode & kPermissions;
   return Status::Ok();
 }
 
@@ -126,6 +132,7 @@ Status Mirror::TakeLock() {
     CAIRN_RETURN_IF_ERROR(queue_.RunOnce(again).status());
   }
   if (last) record_ = *last;
+  for (const MirroredCheckpoint& one : record_.checkpoints) copied_.insert(one.attempt);
   record_.target = options_.target;
   record_.copying.reset();
   return Status::Ok();
@@ -146,9 +153,25 @@ Status Mirror::CheckTargetIsFree() const {
   return Status::Ok();
 }
 
+Status Mirror::CheckTargetIsThere() const {
+  if (record_.checkpoints.empty()) return Status::Ok();
+  const Result<std::optional<WriterRecord>> writer = ReadWriter(options_.target);
+  const bool missing = writer.ok() ? !*writer : writer.status().code() == StatusCode::kNotFound;
+  if (!missing) return Status::Ok();
+  return Error(
+      StatusCode::kFailedPrecondition,
+      "{}: expected the {} checkpoints that were copied there, found no root: is its disk mounted? To begin anew, "
+      "remove {}.json",
+      options_.target, record_.checkpoints.size(), holds_);
+}
+
 Status Mirror::OpenTarget() {
+  CAIRN_RETURN_IF_ERROR(CheckTargetIsThere());
   CAIRN_RETURN_IF_ERROR(CheckTargetIsFree());
-  CAIRN_ASSIGN_OR_RETURN(target_, Root::Open(queue_, {.path = options_.target, .id = source_id_}));
+  CAIRN_ASSIGN_OR_RETURN(target_, Root::Open(queue_, {.path = options_.target,
+                                                      .file_mode = file_mode_,
+                                                      .directory_mode = directory_mode_,
+                                                      .id = source_id_}));
   for (const std::string& note : target_->notes()) Note(note);
   Swept swept;
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, SweepTask(target_->at(), {}, swept)));
@@ -171,10 +194,12 @@ Status Mirror::Check() const {
   if (!lock_->Named(holds_) || !lock_->Held()) {
     return Error(StatusCode::kFailedPrecondition, "{}: the mirror's lock was lost; another may have it now", holds_);
   }
+  CAIRN_RETURN_IF_ERROR(target_->CheckPath());
   return target_->CheckWriter();
 }
 
 Status Mirror::Look() {
+  CAIRN_RETURN_IF_ERROR(target_->CheckPath());
   CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer, ReadWriter(source_));
   if (!writer || writer->root != source_id_) {
     return Error(StatusCode::kFailedPrecondition, "{} has another id: expected {}, found {}", source_, source_id_,
@@ -183,6 +208,11 @@ Status Mirror::Look() {
   static_cast<void>(ForgetCachedNames(source_));
   CAIRN_ASSIGN_OR_RETURN(here_, ListCheckpoints(source_));
   CAIRN_ASSIGN_OR_RETURN(there_, ListCheckpoints(target_->at()));
+  for (const StoredCheckpoint& one : here_) {
+    if (!IsAnothers(one, there_, copied_)) continue;
+    Note(fmt::format("{}: step {} there is another save of line {}, which was not copied from {}: it is left as it is",
+                     options_.target, one.info.step, one.info.line, source_));
+  }
   if (options_.rules.keep_last != 0) {
     for (const std::string& why : CheckNewestShards(there_, options_.rules.keep_last, {})) {
       Note(fmt::format("{}: {}", options_.target, why));
@@ -194,20 +224,27 @@ Status Mirror::Look() {
 }
 
 Status Mirror::MarkSuspects() {
+  // The root may have removed others with the same kept files before it marked these.
+  std::set<std::string> files;
   for (const StoredCheckpoint& one : here_) {
-    if (!one.info.suspect) continue;
-    for (StoredCheckpoint& copy : there_) {
-      if (copy.info.attempt != one.info.attempt || copy.info.suspect || !copy.info.status.ok()) continue;
-      const PathAt folder = JoinPath(target_->at(), StepName(copy.info.step));
-      CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, MarkSuspectFolder(folder, kMirrorFileMode)));
-      copy.info.suspect = true;
+    for (const ManifestShard& shard : one.manifest.shards) {
+      if (one.info.suspect && shard.kept) files.insert(shard.file);
     }
+  }
+  for (StoredCheckpoint& copy : there_) {
+    const bool links = std::ranges::any_of(copy.manifest.shards, [&](const ManifestShard& shard) {
+      return shard.kept && files.contains(shard.file) && shard.kept->step != copy.info.step;
+    });
+    if (!links || copy.info.suspect || !copy.info.status.ok()) continue;
+    const PathAt folder = JoinPath(target_->at(), StepName(copy.info.step));
+    CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, MarkSuspectFolder(folder, file_mode_)));
+    copy.info.suspect = true;
   }
   return Status::Ok();
 }
 
 const StoredCheckpoint* Mirror::NextDue() const {
-  for (const StoredCheckpoint* one : ChooseDue(here_, there_, options_.rules)) {
+  for (const StoredCheckpoint* one : ChooseDue(here_, there_, options_.rules, copied_)) {
     if (!damaged_.contains(one->info.attempt)) return one;
   }
   return nullptr;
@@ -232,12 +269,16 @@ Result<std::optional<Mirror::Copied>> Mirror::TryCopyNext(const std::function<bo
       CAIRN_RETURN_IF_ERROR(Retire());
       return std::optional<Copied>();
     }
+    // A mirror that was killed, or a reader there, may have left more than the rules keep, and the disk may be full.
+    const std::string attempt = due->info.attempt;
+    CAIRN_RETURN_IF_ERROR(Retire());
     Record(Named(due->info), record_.error);
     bool gone = false;
     const Result<Copied> copied = Copy(*due, interrupted, gone);
     DropHolds();
     if (gone && looks < kLooks) continue;
     CAIRN_RETURN_IF_ERROR(copied.status());
+    copied_.insert(attempt);
     CAIRN_RETURN_IF_ERROR(Look());
     CAIRN_RETURN_IF_ERROR(Retire());
     return std::optional(*copied);
@@ -263,7 +304,14 @@ Result<Mirror::Copied> Mirror::Copy(const StoredCheckpoint& one, const std::func
     Note(fmt::format("{}: its checkpoints are locked while they are copied, so that retention waits for them: {}",
                      source_, held.not_linked.message()));
   }
-  CheckpointCopy copy({.from = held, .to = *target_, .there = there_, .pool = *pool_, .interrupted = interrupted});
+  CheckpointCopy copy({.from = held,
+                       .to = *target_,
+                       .there = there_,
+                       .whole = whole_,
+                       .file_mode = file_mode_,
+                       .directory_mode = directory_mode_,
+                       .pool = *pool_,
+                       .interrupted = interrupted});
   const Status status = RunTaskBlocking(queue_, copy.Run());
   if (copy.source_damaged()) damaged_.emplace(one.info.attempt, status.ToString());
   CAIRN_RETURN_IF_ERROR(status);
@@ -298,7 +346,9 @@ void Mirror::Record(std::optional<MirroredCheckpoint> copying, const std::string
   // Until the target was looked at, what it had when the last mirror looked.
   if (target_ == nullptr) there = record_.checkpoints;
   for (const StoredCheckpoint& one : there_) {
-    if (one.info.status.ok()) there.push_back(Named(one.info));
+    const auto same = [&one](const StoredCheckpoint& its) { return its.info.attempt == one.info.attempt; };
+    if (std::ranges::any_of(here_, same)) copied_.insert(one.info.attempt);
+    if (one.info.status.ok() && copied_.contains(one.info.attempt)) there.push_back(Named(one.info));
   }
   const bool same = record_.checkpoints == there && record_.copying == copying && record_.error == error;
   if (same && recorded_) return;

@@ -73,6 +73,8 @@ class Mirror {
   [[nodiscard]] Status TakeLock();
   [[nodiscard]] Status OpenTarget();
   [[nodiscard]] Status CheckTargetIsFree() const;
+  /// FailedPrecondition if it had checkpoints and is no root now, as where a disk is not mounted.
+  [[nodiscard]] Status CheckTargetIsThere() const;
   /// Reads both lists, and brings the target's line counter and marks up to date.
   [[nodiscard]] Status Look();
   [[nodiscard]] Status MarkSuspects();
@@ -102,6 +104,13 @@ class Mirror {
   std::unique_ptr<Root> target_;
   std::vector<StoredCheckpoint> here_;
   std::vector<StoredCheckpoint> there_;
+  // Those of its files and folders.
+  unsigned file_mode_ = 0644;
+  unsigned directory_mode_ = 0755;
+  // Kept files at the target: see CheckpointCopy.
+  std::set<std::string> whole_;
+  // The attempts of the record: what the target has from this root.
+  std::set<std::string> copied_;
   // Attempts that are damaged in the source, and how.
   std::map<std::string, std::string> damaged_;
   std::set<std::string> noted_;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 
 namespace cairn {
@@ -20,9 +21,9 @@ StoredCheckpoint At(std::uint64_t step, std::uint64_t line = 1, const std::strin
 }
 
 std::vector<std::uint64_t> Due(const std::vector<StoredCheckpoint>& root, const std::vector<StoredCheckpoint>& target,
-                               const MirrorRules& rules = {}) {
+                               const MirrorRules& rules = {}, const std::set<std::string>& copied = {}) {
   std::vector<std::uint64_t> steps;
-  for (const StoredCheckpoint* one : ChooseDue(root, target, rules)) steps.push_back(one->info.step);
+  for (const StoredCheckpoint* one : ChooseDue(root, target, rules, copied)) steps.push_back(one->info.step);
   return steps;
 }
 
@@ -56,7 +57,8 @@ TEST(ChooseDue, PinsOfTheRootAreItsOwn) {
 }
 
 TEST(ChooseDue, AReplacedStepIsDueButNeverOverANewerLine) {
-  EXPECT_THAT(Due({At(10, 1, "b")}, {At(10, 1, "a")}), ElementsAre(10));
+  EXPECT_THAT(Due({At(10, 1, "b")}, {At(10, 1, "a")}, {}, {"a10"}), ElementsAre(10));
+  EXPECT_THAT(Due({At(10, 1, "b")}, {At(10, 1, "a")}), IsEmpty()) << "somebody else's, perhaps the newer";
   EXPECT_THAT(Due({At(10, 2, "b")}, {At(10, 1, "a")}), ElementsAre(10));
   EXPECT_THAT(Due({At(10, 1, "b")}, {At(10, 2, "a")}), IsEmpty());
 }

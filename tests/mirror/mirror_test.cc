@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 
 #include "format/index.h"
 #include "mirror_case.h"
+#include "store/mirrors.h"
 #include "store/names.h"
 #include "store/remove.h"
 #include "store/spare.h"
@@ -312,6 +314,75 @@ TEST_F(MirrorTest, AKeptFileThatIsDamagedAtTheTargetIsCopied) {
   EXPECT_THAT(*CopyAll(*mirror), ElementsAre(20));
 
   EXPECT_EQ(Compare(target(), 20), Status::Ok());
+}
+
+// Which a later process would link into all that it copies.
+TEST_F(MirrorTest, AKeptFileThatHasRottedAtTheTargetIsCopied) {
+  frozen = 3;
+  Save(10);
+  ASSERT_TRUE(CopyAll(*Open()).ok());
+  const std::string kept = target() + "/" + StepName(10) + "/" + KeptName(0, "frozen");
+  std::fstream file(kept, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-100, std::ios::end);
+  file.put(77);
+  file.close();
+  Save(20);
+
+  EXPECT_THAT(*CopyAll(*Open()), ElementsAre(20));
+
+  EXPECT_EQ(Compare(target(), 20), Status::Ok());
+}
+
+TEST_F(MirrorTest, AnothersSaveOfTheLineIsLeftAsItIs) {
+  Save(10);
+  ASSERT_TRUE(CopyAll(*Open()).ok());
+  fs::remove(root() + "/.mirrors/" + MirrorId(target()) + ".json");
+  Save(10, 1);
+  const auto inode = InodeOf(target() + "/" + StepName(10) + "/manifest.json");
+
+  EXPECT_THAT(*CopyAll(*Open()), IsEmpty());
+
+  EXPECT_EQ(InodeOf(target() + "/" + StepName(10) + "/manifest.json"), inode);
+  EXPECT_THAT(notes(), Contains(HasSubstr("step 10 there is another save of line 1")));
+}
+
+TEST_F(MirrorTest, ATargetThatIsMovedEndsItsMirror) {
+  Save(10);
+  const auto mirror = Open();
+  fs::rename(target(), base() + "/moved");
+  fs::create_directory(target());
+
+  EXPECT_EQ(CopyNext(*mirror).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(mirror->Check().code(), StatusCode::kFailedPrecondition);
+
+  EXPECT_TRUE(fs::is_empty(target()));
+}
+
+TEST_F(MirrorTest, ADiskThatIsNotMountedIsNotFilledBeneath) {
+  Save(10);
+  ASSERT_TRUE(CopyAll(*Open()).ok());
+  fs::rename(target(), base() + "/unmounted");
+
+  const Status refused = Mirror::Open(*queue_, Options()).status();
+
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("is its disk mounted?"));
+  EXPECT_FALSE(fs::exists(target()));
+  fs::remove(root() + "/.mirrors/" + MirrorId(target()) + ".json");
+  EXPECT_THAT(*CopyAll(*Open()), ElementsAre(10));
+}
+
+TEST_F(MirrorTest, WhatIsPrivateStaysPrivate) {
+  Save(10);
+  fs::permissions(root(), fs::perms::owner_all);
+  fs::permissions(root() + "/.writer", fs::perms::owner_read | fs::perms::owner_write);
+
+  ASSERT_TRUE(CopyAll(*Open()).ok());
+
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(target())) {
+    const fs::perms others = entry.status().permissions() & (fs::perms::group_all | fs::perms::others_all);
+    EXPECT_EQ(others, fs::perms::none) << entry.path();
+  }
 }
 
 TEST_F(MirrorTest, MarksOfSuspectsFollow) {
