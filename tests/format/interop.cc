@@ -59,6 +59,7 @@ ShardHeader Sample() {
   ShardTensor& part = header.tensors[2];
   part.part = TensorPart{.logical_name = "whole \"w\"", .global_shape = {6, 5}, .offset = {3, 0}};
   header.aliases = {{"tied \xf0\x9f\x90\xa7", header.tensors[1].name}};
+  header.long_values = {};  // The corpus has them.
   header.values = {{"bool", true},
                    {"double", 1.0},
                    {"json", Json{"{\"a\": [1, 2.50]}"}},
