@@ -22,8 +22,9 @@ bool IsPlain(PyObject* value, int levels) {
   if (!IsContainer(value)) return !RefusesValue(value);
   if (levels == 0) return false;
   return ForEach(value, [&](PyObject* key, PyObject* child) {
-    if (key != nullptr && (!IsPlainKey(key) || AsciiOf(key) == "param_groups" || AsciiOf(key) == "_last_lr"))
-      return false;
+    if (key != nullptr && !IsPlainKey(key)) return false;
+    const std::string_view name = key == nullptr ? std::string_view() : AsciiOf(key);
+    if (name == "param_groups" || name == "_last_lr" || name.find(kCompiled) != std::string_view::npos) return false;
     return IsPlain(child, levels - 1);
   });
 }

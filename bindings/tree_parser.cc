@@ -193,7 +193,9 @@ class TreeParser {
     Py_ssize_t at = 1;
     for (; !digits.empty(); digits.remove_prefix(std::min(kAtOnce, digits.size()))) {
       const std::string_view some = digits.substr(0, kAtOnce);
-      if (!DecodeBase64(some, reinterpret_cast<unsigned char*>(numbers.data()))) {
+      // Only the last piece may be padded: another would leave the list with places that nothing fills.
+      const bool padded = some.size() < digits.size() && some.ends_with('=');
+      if (padded || !DecodeBase64(some, reinterpret_cast<unsigned char*>(numbers.data()))) {
         Py_DECREF(made_.Pop());
         return false;
       }

@@ -16,6 +16,7 @@ import pytest
 import safetensors
 import torch
 from cairn._errors import InvalidArgument
+from cairn._ranks.replicas import tree_of
 from cairn._tree import build, codec, writer
 from flat import flatten
 from jobs import COMMAND
@@ -244,3 +245,33 @@ def test_nothing_is_walked_one_by_one() -> None:
         codec.Writer = original  # type: ignore[misc]
     assert calls["node"] < 20
     assert same(build(text, {"w": tree["w"]}), tree)
+
+
+def test_a_packed_list_is_padded_at_its_end_alone() -> None:
+    """Each piece that is decoded was taken for the last, and what was missing in the list ended the process."""
+    digits = "A" * 16_382 + "==" + "A" * 16_384
+    with pytest.raises(cairn.Corrupt):
+        build(f'{{"version":4,"tree":["packed","list","<f8","{digits}"]}}', {})
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[1]", cairn.Corrupt),
+        ("{", cairn.Corrupt),
+        ('{"version":4,"tree":' + '["list",' * 5000 + "null" + "]" * 5000 + "}", cairn.Corrupt),
+        ('{"version":99,"tree":null}', cairn.Unsupported),
+    ],
+    ids=["list", "cut off", "deep", "later version"],
+)
+def test_a_text_for_other_ranks_is_checked_like_ones_own(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        tree_of(text)
+
+
+def test_plain_values_have_the_names_of_a_compiled_tree(tmp_path: Path) -> None:
+    with cairn.Checkpointer(tmp_path / "run", host_memory="32MiB") as checkpointer:
+        checkpointer.save(1, {"w": torch.zeros(1), "h": {"fc": {"lr": 1}}}).wait()
+        found = checkpointer.restore({"w": torch.zeros(1), "h": {"_orig_mod.fc": {"lr": 2}}})
+
+    assert found["h"] == {"_orig_mod.fc": {"lr": 1}}

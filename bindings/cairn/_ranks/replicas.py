@@ -20,6 +20,7 @@ from .. import _core
 from .._arguments import texts
 from .._errors import Corrupt, InvalidArgument, counted
 from .._tree import Stored, names
+from .._tree.codec import members_of
 from .._tree.paths import MAX_LEVELS, join, listed, part_of
 from .._tree.reader import key_of
 from .._tree.tensors import StoredTensors
@@ -161,7 +162,7 @@ def _gather_pairs(pairs: list[Any], name: str, found: list[tuple[str, Any]]) -> 
 
 def tree_of(text: str) -> Any:
     """The root node of a tree's text."""
-    return json.loads(text)["tree"]
+    return members_of(text, ["t"], unpack=False)["tree"]
 
 
 # Saving
@@ -330,7 +331,7 @@ def _readable_text(
         ]
         if left_out:
             root = {key: child for key, child in root.items() if key not in left_out}
-            text = json.dumps(json.loads(text) | {"tree": root})
+            text = json.dumps(members_of(text, ["t"], unpack=False) | {"tree": root})
     of_ranks = _not_replicated(leaves(root), rules)
     if wanted:
         of_ranks = [name for name in of_ranks if name in set(wanted)]

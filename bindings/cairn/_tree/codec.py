@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from .. import _core
 from .._errors import Corrupt, InvalidArgument, NotFound, Unsupported
@@ -336,20 +336,27 @@ def _root_of(text: str | Parsed) -> Any:
     return (Parsed(text) if isinstance(text, str) else text).root
 
 
+def members_of(text: str, tensor: Any, *, unpack: bool) -> dict[str, Any]:
+    """What a tree's text has beside "tree", and that, with `tensor` for each ["t"]; packed lists stay so, or not."""
+    try:
+        members = _core.parse_tree(text, tensor, MAX_LEVELS, unpack)
+    except ValueError as error:
+        raise Corrupt(f"the checkpoint's tree: {error}") from error
+    version = members.get("version") if isinstance(members, dict) and "tree" in members else None
+    if not isinstance(version, int):
+        raise Corrupt("the checkpoint's tree: expected an object with version and tree")
+    if version > _VERSION:
+        raise Unsupported(f"the checkpoint's tree has version {version}, this Cairn reads {_VERSION}")
+    return cast("dict[str, Any]", members)
+
+
 def _parse_all(text: str) -> tuple[Any, dict[str, str], dict[str, list[str]], dict[str, list[str]], dict[str, str]]:
     """The tree; by path, the classes of the optimizers in it, the names of their parameters, and the classes of schedulers
     and of other objects."""
-    try:
-        match _core.parse_tree(text, _TENSOR, MAX_LEVELS, True):
-            case {"version": int(version), "tree": tree, **rest} if version <= _VERSION:
-                classes, parameters = rest.get("optimizers", {}), rest.get("parameters", {})
-                schedulers, objects = rest.get("schedulers", {}), rest.get("objects", {})
-            case {"version": int(version)} if version > _VERSION:
-                raise Unsupported(f"the checkpoint's tree has version {version}, this Cairn reads {_VERSION}")
-            case _:
-                raise Corrupt("the checkpoint's tree: expected an object with version and tree")
-    except ValueError as error:
-        raise Corrupt(f"the checkpoint's tree: {error}") from error
+    members = members_of(text, _TENSOR, unpack=True)
+    tree = members["tree"]
+    classes, parameters = members.get("optimizers", {}), members.get("parameters", {})
+    schedulers, objects = members.get("schedulers", {}), members.get("objects", {})
     if not isinstance(classes, dict) or not _is_text([*classes.values()]):
         raise Corrupt("the checkpoint's tree: expected the name of each optimizer's class")
     if not isinstance(objects, dict) or not _is_text([*objects.values()]):
