@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -19,9 +21,12 @@ TIMEOUT = "60s"
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
+    """Below those that the kernel gives to anybody, who might have this one before it is used."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as found:
+            found.bind(("", port))
+            return port
 
 
 class Ranks:
