@@ -141,6 +141,7 @@ class PyCheckpointer : public OpenEngine {
         read = {.state = ValueOrRaise(tensors->Build(none)),
                 .options = {.streams = StreamsFrom(streams), .progress = reading.callback(), .page_cache = page_cache},
                 .own_shard = own,
+                .values = false,
                 .begin = [&raised, begin = std::move(begin)] { return raised.Try(begin); },
                 .finish = [&raised, finish = std::move(finish)] { return raised.Try(finish); }};
       }));
@@ -164,7 +165,8 @@ class PyCheckpointer : public OpenEngine {
     TreeTensors::LastSave none;
     const State state = ValueOrRaise(tensors.Build(none));
     const RestoreOptions options{.streams = StreamsFrom(streams), .page_cache = page_cache};
-    return FromRestored(RestoreAlone(SelectorFrom(step, folder), {state, options, own}, resume, progress));
+    return FromRestored(
+        RestoreAlone(SelectorFrom(step, folder), {state, options, own, /*values=*/false}, resume, progress));
   }
   /// The step of the newest checkpoint in which every byte is good.
   std::uint64_t VerifyNewest() {

@@ -347,6 +347,7 @@ Status Search::Read() {
   if (plan_.begin) CAIRN_RETURN_IF_ERROR(plan_.begin());
   RestoreParts parts = shared_.parts;
   parts.own_shard = plan_.own_shard;
+  parts.values = plan_.values;
   if (plan_.verify) {
     restored_ = {.step = found_.info.step, .attempt = found_.info.attempt};
     return VerifyCheckpoint(parts, found_, plan_.options.progress);

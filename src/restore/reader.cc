@@ -79,21 +79,19 @@ CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint
   return details;
 }
 
-// The rank's header, with the values that DetailsOf took out of it.
-void KeepHeader(const RestoreParts& parts, std::uint64_t rank, const CheckpointDetails& details,
-                std::span<ShardFile> files) {
-  if (parts.kept == nullptr || rank >= details.values.size()) return;
+// The rank's header, without the values, which DetailsOf took out of it.
+void KeepHeader(const RestoreParts& parts, std::uint64_t rank, std::span<ShardFile> files) {
+  if (parts.kept == nullptr) return;
   for (ShardFile& file : files) {
     if (!file.has_header || file.header.shard != rank) continue;
     file.fd.Reset();
-    file.header.values = details.values[rank];
     parts.kept->Put(std::make_unique<ShardFile>(std::move(file)));
     return;
   }
 }
 
 void UseKeptHeader(const RestoreParts& parts, OpenedCheckpoint& opened) {
-  if (parts.kept == nullptr) return;
+  if (parts.kept == nullptr || parts.values) return;
   std::unique_ptr<ShardFile> kept = parts.kept->Take();
   if (kept == nullptr) return;
   const auto same = [&kept](const ShardFile& file) { return file.name == kept->name; };
@@ -121,6 +119,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                                    const State& state, const RestoreOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
+  for (ShardFile& file : opened.files) file.with_values = parts.values;
   UseKeptHeader(parts, opened);
   const auto own = static_cast<std::uint64_t>(rank);
   CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, LocateTensors(*queue, checkpoint, own, parts.own_shard, *state.table(),
@@ -161,7 +160,8 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                     .bytes = matched.bytes,
                     .missing = std::move(matched.missing)};
   for (ShardFile& file : RankFiles(checkpoint, opened)) {
-    if (parts.own_shard && file.has_header && file.header.shard == own) restored.values = std::move(file.header.values);
+    const bool wanted = parts.values && parts.own_shard && file.has_header;
+    if (wanted && file.header.shard == own) restored.values = std::move(file.header.values);
   }
   return restored;
 }
@@ -219,7 +219,7 @@ Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const Sto
   const std::set<std::string_view> names(part.names.begin(), part.names.end());
   std::erase_if(details.tensors,
                 [&](const TensorInfo& tensor) { return !own.contains(tensor.file) && !names.contains(tensor.name); });
-  if (part.rank) KeepHeader(parts, *part.rank, details, RankFiles(checkpoint, opened));
+  if (part.rank) KeepHeader(parts, *part.rank, RankFiles(checkpoint, opened));
   return details;
 }
 

@@ -39,6 +39,8 @@ struct RestoreParts {
   /// The shard with this rank's number is this rank's: it is read first, and its values are returned. False if another
   /// number of ranks saved the checkpoint.
   bool own_shard = true;
+  /// Its values are returned. False for whoever has them from an inspection: they may be long.
+  bool values = true;
 };
 
 /// Reads one checkpoint into the state's tensors for this rank, and verifies it.

@@ -34,6 +34,7 @@ struct ReadPlan {
   RestoreOptions options;
   /// See RestoreParts.
   bool own_shard = true;
+  bool values = true;
   /// No tensor is read: every byte of the checkpoint is verified instead.
   bool verify = false;
   /// Called once every rank has planned, before the first byte of a tensor is written. May be empty.

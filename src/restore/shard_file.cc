@@ -139,7 +139,7 @@ IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
     Result<ShardHeader> decoded = DecodeShardHeader(header, file.length, file.name);
     CAIRN_CO_RETURN_IF_ERROR(decoded.status());
     file.header = *std::move(decoded);
-    CAIRN_CO_RETURN_IF_ERROR(co_await ReadLongValues(file));
+    if (file.with_values) CAIRN_CO_RETURN_IF_ERROR(co_await ReadLongValues(file));
   }
   if (digest != nullptr) file.digest = *digest;
   file.has_header = true;

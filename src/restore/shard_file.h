@@ -35,6 +35,8 @@ struct ShardFile {
   /// The digest of the header that was read.
   std::uint32_t digest = 0;
   ShardHeader header;
+  /// Long values are read with the header.
+  bool with_values = true;
   /// What an earlier call read, or null. Its header is taken, and not decoded again, if the file and the digest of the
   /// bytes that were read are the same.
   std::unique_ptr<ShardFile> before;
