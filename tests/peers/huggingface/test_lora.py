@@ -126,7 +126,8 @@ def test_everything_is_saved_on_request(tmp_path: Path) -> None:
     first = a_trainer(tmp_path / "run", model=an_adapter(base), save_only_trainable=False, save_total_limit=None)
     first.train()
     kept = [file for folder in folders(tmp_path / "run") for file in folder.glob("kept-*")]
-    assert len(kept) == 4 and len({file.stat().st_ino for file in kept}) == 1
+    # Linked from what is committed: the second save may begin before the first is.
+    assert len(kept) == 4 and len({file.stat().st_ino for file in kept}) <= 2
     with safe_open(kept[0], "pt") as file:
         assert any("base_layer" in name for name in file.keys())  # noqa: SIM118
     newest = names(folders(tmp_path / "run")[-1])
