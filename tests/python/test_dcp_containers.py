@@ -284,3 +284,33 @@ def test_an_optimizers_state_that_is_no_tensor_comes_back(make: Make) -> None:
     saved, got = (next(iter(one.state.values())) for one in optimizers)
     assert torch.equal(got["momentum_buffer"], saved["momentum_buffer"])
     assert (got["text"], got["array"].tolist()) == ("cosine", [6])
+
+
+class Wrapping(torch.Tensor):
+    """A tensor without memory of its own, as quantised ones are."""
+
+    inner: torch.Tensor
+
+    @classmethod
+    def of(cls, inner: torch.Tensor) -> Wrapping:
+        made: Wrapping = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls.of(args[0].inner)
+        assert func is torch.ops.aten.copy_.default
+        args[0].inner.copy_(args[1])
+        return args[0]
+
+
+def test_a_target_that_wraps_another_tensor_is_filled_by_its_copy(make: Make) -> None:
+    checkpointer = make()
+    save(checkpointer, 1, {"w": torch.arange(4.0)})
+    target = Wrapping.of(torch.zeros(4))
+
+    load(checkpointer, 1, {"w": target})
+
+    assert target.inner.tolist() == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from .._errors import InvalidArgument, Unsupported
 from .._protect import state_without_races
 from .arrays import MORE_DTYPES, more_dtype
 from .codec import Stored
-from .paths import shown
+from .paths import kind_name, shown
 from .values import AS_BYTES
 
 if TYPE_CHECKING:
@@ -265,6 +265,8 @@ def target_view(name: str, tensor: Any) -> Tensor:
     dtype_name(name, tensor)
     if is_torch := _is_torch(tensor):
         _memory.check(name, tensor)
+        if not tensor.data_ptr() and tensor.numel():
+            raise InvalidArgument(f'tensor "{name}": {kind_name(tensor)} has no memory of its own to read into')
     if (
         _unlike_memory(tensor) is not None
         or _overlaps(tensor.shape, tensor.stride() if is_torch else tensor.strides)
