@@ -24,12 +24,14 @@ static_assert(std::endian::native == std::endian::little, "packed numbers are li
 constexpr std::size_t kPackedFrom = 1024;        // Numbers in a list.
 constexpr std::size_t kLongestText = 64U << 20;  // Of one str or bytes, which writer.py refuses.
 
-// Without a path there is no error: whatever has to be refused makes these return false.
+// Without a path there is no error: whatever has to be refused makes these return false, and so does a text of more
+// than `most` bytes: what is in a tree many times is written as often.
 class PlainWriter {
  public:
-  explicit PlainWriter(std::string& out) : out_(out) {}
+  PlainWriter(std::string& out, std::size_t most) : out_(out), most_(most) {}
 
   bool Write(PyObject* value, int levels) {
+    if (out_.size() > most_) return false;
     if (PyUnicode_CheckExact(value)) return WriteStr(value);
     if (PyLong_CheckExact(value)) return WriteInt(value);
     if (PyFloat_CheckExact(value)) return WriteFloat(PyFloat_AS_DOUBLE(value));
@@ -49,6 +51,7 @@ class PlainWriter {
     return tag.empty() || levels == 0 ? Write(value, levels) : WriteSequence(tag, value, levels - 1);
   }
   [[nodiscard]] bool packed() const { return packed_; }
+  [[nodiscard]] bool too_long() const { return too_long_ || out_.size() > most_; }
 
  private:
   bool Append(std::string_view text) {
@@ -126,6 +129,10 @@ class PlainWriter {
   bool WriteSequence(std::string_view tag, PyObject* sequence, int levels) {
     const std::span<PyObject* const> children(PySequence_Fast_ITEMS(sequence),
                                               static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
+    if (children.size() > most_) {  // Each takes more than a byte.
+      too_long_ = true;
+      return false;
+    }
     const bool packs = tag == "list" || tag == "tuple";
     if (packs && children.size() >= kPackedFrom && WritePacked(tag, children)) return true;
     Append("[\"") && Append(tag) && Append("\"");
@@ -169,20 +176,24 @@ class PlainWriter {
   }
 
   std::string& out_;
+  const std::size_t most_;
   std::vector<PyObject*> open_;  // What is being written: one of them within itself has no end.
   std::string utf8_;
   bool packed_ = false;
+  bool too_long_ = false;
 };
 
 }  // namespace
 
 bool RefusesValue(PyObject* value) { return !IsContainer(value) && !IsSimple(value) && !PyBytes_CheckExact(value); }
 
-py::object PlainText(const py::handle& value, int levels, std::string_view tag) {
+py::object PlainText(const py::handle& value, int levels, std::size_t most, std::string_view tag) {
   if (!IsContainer(value.ptr()) || !MayBePlain(value.ptr(), RefusesValue)) return py::none();
   std::string text;
-  PlainWriter writer(text);
-  if (!writer.WriteRoot(value.ptr(), levels, tag)) return py::none();
+  PlainWriter writer(text, most);
+  const bool written = writer.WriteRoot(value.ptr(), levels, tag);
+  if (writer.too_long()) return py::make_tuple(py::str(), false);
+  if (!written) return py::none();
   return py::make_tuple(py::str(text), writer.packed());
 }
 

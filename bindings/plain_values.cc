@@ -135,7 +135,7 @@ py::object PlainValue(const py::handle& node, const py::handle& like, int levels
 
 void BindPlainValues(py::module_& module) {
   using namespace py::literals;
-  module.def("plain_text", &PlainText, "value"_a, "levels"_a, "tag"_a = "");
+  module.def("plain_text", &PlainText, "value"_a, "levels"_a, "most"_a, "tag"_a = "");
   module.def("parse_tree", &ParseTree, "text"_a, "tensor"_a, "levels"_a, "unpack"_a);
   module.def("plain_value", &PlainValue, "node"_a, "like"_a, "levels"_a, "made"_a);
 }

@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <string_view>
 
 namespace cairn {
@@ -13,8 +14,9 @@ bool RefusesValue(PyObject* value);
 
 /// The node of a dict, list or tuple that has nothing but these, None, bool, int, float, str and bytes in it, all of
 /// exactly these types, at most so many levels deep; and whether it packs a long list of numbers. With a tag, that of a
-/// list. None for anything else, and for what has to be refused with its path. Runs no Python code.
-pybind11::object PlainText(const pybind11::handle& value, int levels, std::string_view tag);
+/// list. An empty text if it has more than `most` bytes. None for anything else, and for what has to be refused with
+/// its path. Runs no Python code.
+pybind11::object PlainText(const pybind11::handle& value, int levels, std::size_t most, std::string_view tag);
 
 /// What json.loads would return, but `tensor` for each ["t"], of which there may be 100,000: a list for each would be
 /// visited by the garbage collector. If it is to `unpack`, packed lists are nodes of lists. ValueError for what is no

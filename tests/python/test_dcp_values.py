@@ -98,7 +98,7 @@ def test_too_many_of_them_are_refused_with_their_path(make: Make, monkeypatch: p
     for limit, small in (("_MOST", 30_000), ("_LONGEST", 20_000), ("_HEAVY", 1000)):
         monkeypatch.setattr(writer, limit, small)
     checkpointer = make()
-    with pytest.raises(CheckpointException, match=r"log\.a: plain values of \d+,\d{3} bytes in all; .* at most 30,000"):
+    with pytest.raises(CheckpointException, match=r"log\.a: plain values of more than 30,000 bytes in all; "):
         save(checkpointer, "sync", {"w": torch.ones(2), "log": {"a": ["x" * 40] * 900, "b": 1}})
     save(checkpointer, "sync", {"w": torch.ones(2)})
 

@@ -15,6 +15,7 @@ import cairn
 import pytest
 import safetensors
 import torch
+from cairn import _core
 from cairn._errors import InvalidArgument
 from cairn._ranks.replicas import tree_of
 from cairn._tree import build, codec, writer
@@ -22,6 +23,7 @@ from flat import flatten
 from jobs import COMMAND
 from trees import same
 
+SHARED = "x" * 5000  # One text that is in a tree many times.
 STEP = "step-00000000000000000001"
 TREE = {
     "model": {"w": torch.arange(5.0)},
@@ -132,6 +134,8 @@ def test_a_list_that_holds_itself_twice_is_refused_at_once() -> None:
         ({"m": {"w": torch.zeros(1), "log": [{"a": "x" * 1500}] * 40}}, "m/log"),
         ({"w": torch.zeros(1), "m": [{"text": "x" * 50_000}]}, "m/0/text"),
         ({"w": torch.zeros(1), "m": {"text": "x" * 50_000}, "t": "z" * 3000}, "m/text"),
+        ({"m": {"few": [SHARED] * 2, "log": [SHARED] * 100_000}, "w": torch.zeros(1)}, "m/log"),
+        ({"w": torch.zeros(1), "m": [{"w": torch.zeros(1), "text": SHARED} for _ in range(9)]}, "the tree"),
     ],
 )
 def test_too_many_plain_values_are_refused_with_their_path(
@@ -140,8 +144,16 @@ def test_too_many_plain_values_are_refused_with_their_path(
     for limit, small in (("_MOST", 30_000), ("_LONGEST", 20_000), ("_HEAVY", 1000)):
         monkeypatch.setattr(writer, limit, small)
     monkeypatch.setattr(writer, "_check_length", lambda *_: None)
-    with pytest.raises(InvalidArgument, match=rf"^{path}: plain values of \d+,\d{{3}} bytes in all; .* at most 30,000"):
+    with pytest.raises(InvalidArgument, match=rf"^{path}: plain values of more than 30,000 bytes in all; "):
         flatten(tree)
+
+
+def test_their_text_ends_where_it_is_too_long() -> None:
+    for value in ([SHARED] * 10**7, [[SHARED] * 100] * 10**6, {"a": 10**7 * [2.5]}, (SHARED, 10**7 * [{}])):
+        assert _core.plain_text(value, 9, 10_000) == ("", False)
+    two = f'["list","{SHARED}","{SHARED}"]'
+    assert _core.plain_text([SHARED] * 2, 9, len(two)) == (two, False)
+    assert _core.plain_text([SHARED] * 2, 9, len(two) - 1) == ("", False)
 
 
 def test_long_ones_are_in_the_data_of_a_file_that_others_open(tmp_path: Path) -> None:

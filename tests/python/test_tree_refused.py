@@ -119,9 +119,7 @@ class TestRefused:
         for limit, small in (("_MOST", 5000), ("_LONGEST", 4000), ("_HEAVY", 1000)):
             monkeypatch.setattr(writer, limit, small)
         for value in ([2**62] * 300, [(2**62,)] * 300):
-            with pytest.raises(
-                InvalidArgument, match=r"^m/log: plain values of \d+,\d{3} bytes in all; .* at most 5,000"
-            ):
+            with pytest.raises(InvalidArgument, match=r"^m/log: plain values of more than 5,000 bytes in all; "):
                 flatten({"m": {"log": value}, "more": ["x"] * 99})
 
     @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])

@@ -90,7 +90,10 @@ class Checker:
         """Raises InvalidArgument or Unsupported, with the name, for a value that cannot be kept."""
         self._sink.tensors = {}
         try:
-            return Form(self._writer.node(value, fqn), self._sink.tensors)
+            self._writer.begin()
+            text = self._writer.node(value, fqn)
+            self._writer.check_length(text)
+            return Form(text, self._sink.tensors)
         except BaseException:
             self._writer = ExactWriter(self._sink)  # It was within the value.
             raise

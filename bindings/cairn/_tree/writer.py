@@ -110,7 +110,7 @@ class Writer:
         self.schedulers: dict[str, list[str]] = {}  # The classes of torch's, by path: see schedulers.
         self.modules: list[tuple[str, Any]] = []  # torch's, with their paths; and their state dicts.
         self.states: list[Any] = []
-        self._heavies: list[tuple[int, str, Any]] = []  # Long texts, their paths, and what they are of.
+        self.begin()
         self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks, PACKED if it has those.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
@@ -131,6 +131,11 @@ class Writer:
         if numpy := sys.modules.get("numpy"):
             self._array_type = numpy.ndarray
             self.kept[numpy.ndarray] = Writer._array
+
+    def begin(self) -> None:
+        """Counts plain values anew."""
+        self._left = _MOST  # Characters that plain values may still have. Below 0 none of their texts is kept any more.
+        self._heavies: list[tuple[int, str, Any]] = []  # Long texts, their paths, and what they are of.
 
     def is_tensor(self, value: Any) -> bool:
         """True also for subclasses, which node() refuses."""
@@ -155,11 +160,11 @@ class Writer:
         if not is_unicode(value):
             raise InvalidArgument(f"{readable(name)}: a str with a lone surrogate is not Unicode text; use bytes")
         _check_length(value, name)
-        return self._heavy(_quote(value), name, value)
+        return self._leaf(_quote(value), name, value)
 
     def _bytes(self, value: bytes, name: str) -> str:
         _check_length(value, name)
-        return self._heavy(f'["bytes","{base64.b64encode(value).decode()}"]', name, value)
+        return self._leaf(f'["bytes","{base64.b64encode(value).decode()}"]', name, value)
 
     def _tensor(self, value: Any, name: str) -> str:
         layout, meta, quantized, nested = facts = _FACTS(value)
@@ -194,9 +199,22 @@ class Writer:
             self._heavies.append((len(text), name, value))
         return text
 
+    def _leaf(self, text: str, name: str, value: Any) -> str:
+        if len(text) > self._left:
+            return self._too_long(name, value)
+        self._left -= len(text)
+        return self._heavy(text, name, value)
+
+    def _too_long(self, name: str, value: Any) -> str:
+        """Instead of a text that passes the limit: what is in a tree many times would be kept as often."""
+        if self._left >= 0:
+            self._heavies.append((_plain_length(value), name, value))
+        self._left = -1
+        return ""
+
     def check_length(self, *texts: str, shown: Callable[[str], str] = readable) -> None:
         """InvalidArgument if these texts, which are all, are too long; names what most of them is of."""
-        if sum(map(len, texts)) <= _LONGEST or (found := sum(len(text.encode()) for text in texts)) <= _MOST:
+        if self._left >= 0 and (sum(map(len, texts)) <= _LONGEST or sum(len(text.encode()) for text in texts) <= _MOST):
             return
         heaviest: tuple[int, str, Any] = max(self._heavies, key=itemgetter(0), default=(0, "", None))
         length, most, value = heaviest
@@ -207,8 +225,8 @@ class Writer:
             )
             most = most if value is None else join(most, part_of(key, most))
         raise InvalidArgument(
-            f"{shown(most)}: plain values of {found:,} bytes in all; they are copied in the call, with at most "
-            f"{_MOST:,}: keep long lists as tensors or numpy arrays, and text as a tensor of uint8"
+            f"{shown(most)}: plain values of more than {_MOST:,} bytes in all; they are copied in the call: keep long lists "
+            "as tensors or numpy arrays, and text as a tensor of uint8"
         )
 
     def _later(self, text: str) -> str:
@@ -225,9 +243,12 @@ class Writer:
     def _plain(self, value: Any, name: str, tag: str = "") -> str | None:
         """The text of a dict, list or tuple with nothing but plain values in it, all at once: there may be millions. None
         for others, or if something in it has to be refused."""
-        if (found := _core.plain_text(value, MAX_DEPTH + 1 - len(self._open), tag)) is None:
+        if (found := _core.plain_text(value, MAX_DEPTH + 1 - len(self._open), max(self._left, 0), tag)) is None:
             return None
         text, packed = found
+        if not text:
+            return self._too_long(name, value)
+        self._left -= len(text)
         self.version = max(self.version, PACKED if packed else 1)
         text = self._heavy(text, name, value)
         if self._aside is None or len(text) <= _HEAVY or tag not in ("", "list", "tuple"):
@@ -370,8 +391,8 @@ class Writer:
 
 
 def _plain_length(value: Any) -> int:
-    found = _core.plain_text([value], MAX_DEPTH)
-    return 0 if found is None else len(found[0])
+    found = _core.plain_text([value], MAX_DEPTH, _MOST)
+    return 0 if found is None else len(found[0]) or _MOST + 1
 
 
 def _later(write: Callable[[Writer, Any, str], str]) -> Callable[[Writer, Any, str], str]:
