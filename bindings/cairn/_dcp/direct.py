@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -109,12 +110,25 @@ def start_save_of(
         return found
 
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:
-        text = shares.select(items, step).add_to(sink)
-        if frozen is not None:
-            frozen.add_to(sink, checkpointer, fqns)
+        with _no_collections():
+            text = shares.select(items, step).add_to(sink)
+            if frozen is not None:
+                frozen.add_to(sink, checkpointer, fqns)
         return [("dcp", text)]
 
     return checkpointer._engine.start(step, fill, replace=replace, hold=hold)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """A collection of garbage visits all that the caller has: with 20,000 tensors, half of the call. None of it is garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def load_into(

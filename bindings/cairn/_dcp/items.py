@@ -146,16 +146,20 @@ class Items:
     def check_storable(self) -> None:
         """Raises InvalidArgument or Unsupported, with the name, before other ranks wait for this one."""
         for piece in self.pieces:
-            self._checker.form_of(piece.tensor, piece.fqn)
+            if not self._checker.takes(piece.tensor):
+                self._checker.form_of(piece.tensor, piece.fqn)
 
     def held(self) -> list[Held]:
+        kinds: dict[Any, tuple[int, str]] = {}  # There may be 100,000 tensors, of a few kinds.
+
+        def kind_of(tensor: Any, size: tuple[int, ...]) -> tuple[int, str]:
+            key = tensor.dtype, tensor.shape, size
+            if (kind := kinds.get(key)) is None:
+                kinds[key] = kind = _size_of(tensor), described(*key)
+            return kind
+
         return [
-            (
-                piece.key,
-                _size_of(piece.tensor),
-                described(piece.tensor.dtype, piece.tensor.shape, piece.size),
-                piece.layout,
-            )
+            (piece.key, *kind_of(piece.tensor, piece.size), piece.layout)
             for piece in self.pieces
             if piece.fqn not in self.own
         ] + held_values({fqn: form for fqn, form in self.forms.items() if fqn not in self.own})

@@ -12,7 +12,7 @@ from .._errors import InvalidArgument
 from .._ranks.digests import digest
 from .._tree import values
 from .._tree.paths import fields_of, is_stateful, kind_name, readable
-from .._tree.tensors import dtype_name
+from .._tree.tensors import dtype_name, is_known
 from .._tree.writer import Names, Writer
 
 Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; the offset of a whole item is ().
@@ -85,6 +85,10 @@ class Checker:
     def __init__(self) -> None:
         self._sink = _DTypeCheck()
         self._writer = ExactWriter(self._sink)
+
+    def takes(self, tensor: Any) -> bool:
+        """Whether it is of the usual kind, which can be kept. Quick."""
+        return self._writer.is_dense(tensor) and is_known(tensor.dtype)
 
     def form_of(self, value: Any, fqn: str) -> Form:
         """Raises InvalidArgument or Unsupported, with the name, for a value that cannot be kept."""

@@ -394,13 +394,14 @@ def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:
     """All that a rank holds, as DCP's default planner sees it. If `strict` is a SavePlanner, nothing is pickled."""
     items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain, chunks = (torch.Tensor, torch.nn.Parameter), _Chunks(planner)
-    for fqn, held in planner.state_dict.items():
-        if type(held) in plain:
-            items.pieces.append(Piece(fqn, held))
-        elif not isinstance(held, torch.Tensor):
-            _add_value(items, fqn, held, strict)
-        elif not isinstance(held, DTensor) or held.device_mesh.get_coordinate() is not None:
-            chunks.add(items, fqn, held)
+    with torch.no_grad():  # Else each local tensor is a node of autograd's.
+        for fqn, held in planner.state_dict.items():
+            if type(held) in plain:
+                items.pieces.append(Piece(fqn, held))
+            elif not isinstance(held, torch.Tensor):
+                _add_value(items, fqn, held, strict)
+            elif not isinstance(held, DTensor) or held.device_mesh.get_coordinate() is not None:
+                chunks.add(items, fqn, held)
     return items
 
 
@@ -418,8 +419,7 @@ class _Chunks:
         if not isinstance(held, DTensor):
             self._add(items, fqn, held)
             return
-        with torch.no_grad():  # Else each is a node of autograd's.
-            local = _waited_for(held.to_local())
+        local = _waited_for(held.to_local())
         # The caller's tensors keep the mesh alive.
         key = id(held.device_mesh), held.placements, held.shape, local.shape
         known = self._known.get(key)

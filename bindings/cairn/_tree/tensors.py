@@ -198,6 +198,11 @@ def dtype_name(name: str, tensor: Any) -> str:
     return found
 
 
+def is_known(dtype: Any) -> bool:
+    """Whether files have a name of their own for torch's dtype."""
+    return dtype in _torch_dtypes()
+
+
 def stored(tensor: Any) -> Stored:
     """Its dtype and shape, as a file has them."""
     return Stored(dtype_name("", tensor), tuple(tensor.shape))

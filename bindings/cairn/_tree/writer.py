@@ -143,6 +143,15 @@ class Writer:
             self._array_type is not None and isinstance(value, self._array_type)
         )
 
+    def is_dense(self, value: Any) -> bool:
+        """Whether it is a tensor that _tensor does not refuse."""
+        return (
+            type(value) in self._tensor_types
+            and _FACTS(value) == self._strided
+            and not self._is_wrapped(value)
+            and not self._is_functional(value)
+        )
+
     def node(self, value: Any, name: str) -> str:
         write = self.kept.get(type(value))
         return write(self, value, name) if write else self._other(value, name)
