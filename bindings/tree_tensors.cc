@@ -18,9 +18,26 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
+// Whether a name could be read as that of a key which is no str, or is the header's own: see part_of in
+// cairn/_tree/paths.py, which escapes these. Names of modules begin alike: "0.weight", "_orig_mod.weight", "Norm.bias".
+bool ReadsOtherwise(std::string_view key) {
+  switch (key.front()) {
+    case 'T':
+      return key == "True";
+    case 'F':
+      return key == "False";
+    case 'N':
+      return key == "None";
+    case '_':
+      return key == "__metadata__";
+    default:
+      return key.find_first_not_of("0123456789", key.front() == '-' ? 1 : 0) == std::string_view::npos;
+  }
+}
+
 // Needs no escape, neither in a tensor's name nor in JSON, and cannot be read as anything but a str.
 bool IsPlainName(std::string_view key) {
-  if (key.empty() || std::string_view("-0123456789TFN_").find(key.front()) != std::string_view::npos) return false;
+  if (key.empty() || ReadsOtherwise(key)) return false;
   return std::all_of(key.begin(), key.end(), [](unsigned char c) {
     return c >= 0x20 && c < 0x7f && c != '~' && c != '/' && c != '"' && c != '\\';
   });

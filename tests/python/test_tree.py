@@ -148,6 +148,14 @@ def test_tensors_in_lists_are_taken_in_one_call(monkeypatch):
     assert of["moments/3/v"] is moments[3]["v"]
 
 
+@pytest.mark.parametrize("name", ["0.weight", "12.0.bias", "_orig_mod.weight", "Norm.weight", "True.w", "-1.w", "w"])
+def test_tensors_of_modules_are_taken_in_one_call_whatever_their_names_begin_with(monkeypatch, name):
+    monkeypatch.delattr(TensorCollector, "add")
+    sink = TensorCollector()
+    _tree.flatten({"model": collections.OrderedDict({name: torch.zeros(1)}), "of": {1: {name: torch.zeros(1)}}}, sink)
+    assert [name] in (found := [keys for _, keys, _ in sink.given]) and [f"1/{name}"] in found
+
+
 def test_a_dict_of_tensors_counts_as_a_level():
     tree = {"w": torch.zeros(1)}
     for _ in range(MAX_DEPTH - 1):
@@ -183,7 +191,7 @@ class TestNames:
              "-0",
              "00", "-1", "1", "+1", "1.0", "True", "False", "None", "true", "__metadata__", "~s__metadata__", "\u0661",
              "\0", " ", "1 ", "~01", 0, 1, -1, 2**70, None, "\u00e9", "\U0001f600", "a\0b", "0.weight",
-             "_x")  # fmt: skip
+             "_x", "-", "-x", "--1", "007", "1_0", "0x1", "T", "Truer", "False.", "Nones", "_", "__metadata__x")  # fmt: skip
 
     def test_a_state_dict_keeps_its_names(self):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
