@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import cairn
 import pytest
 import torch
 from dcp_worlds import Worlds, worlds
+from jobs import ENVIRONMENT
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
@@ -233,10 +236,25 @@ def test_a_model_alone_is_loaded_and_the_rest_is_named_once(path: Path, caplog: 
 
     assert torch.equal(into["model"]["0.weight"], model[0].weight)
     ((level, text),) = told(caplog)
-    assert level == "INFO" and text == (
-        "left out 13 names that only the checkpoint has: loss, optim.state.0.exp_avg, optim.state.0.exp_avg_sq, "
-        "optim.state.0.step, optim.state.1.exp_avg and 8 more"
+    assert level == "WARNING" and text == "left out what only the checkpoint has: loss, optim (12 names)"
+
+
+def test_who_has_set_up_no_logging_hears_what_is_left_out(path: Path) -> None:
+    save(path, {"model": {"w": torch.ones(3)}, "sched": {"last": 3}})
+    program = (
+        "import sys, torch, cairn.dcp as dcp\n"
+        "state = {'model': {'w': torch.zeros(3)}}\n"
+        "dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)\n"
+        "assert state['model']['w'].all()\n"
     )
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, path],
+        check=True,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "step-00000000000000000001: left out what only the checkpoint has: sched\n" in ran.stderr
 
 
 def test_a_part_of_what_is_loaded_that_is_left_out_is_a_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +263,7 @@ def test_a_part_of_what_is_loaded_that_is_left_out_is_a_warning(path: Path, capl
     load(path, {"m": {"a": torch.zeros(3)}, "step": 0})
     assert told(caplog) == [
         ("WARNING", "left out 1 name that only the checkpoint has: m.ema"),
-        ("INFO", "left out 1 name that only the checkpoint has: sched.last"),
+        ("WARNING", "left out what only the checkpoint has: sched"),
     ]
 
 
@@ -258,7 +276,7 @@ def test_a_weight_that_is_left_out_is_a_warning_though_weights_lie_at_the_top(
     load(path, {"a.weight": torch.zeros(2)})
     assert told(caplog) == [
         ("WARNING", "left out 1 name that only the checkpoint has: b.weight"),
-        ("INFO", "left out 2 names that only the checkpoint has: optim.state, step"),
+        ("WARNING", "left out what only the checkpoint has: optim, step"),
     ]
 
 

@@ -142,12 +142,13 @@ def load_into(
     cast: str | None = None,
     group: Any = None,
     no_dist: bool = False,
+    parts: bool = False,
 ) -> None:
     """Reads a checkpoint (None: the newest; or the one in `folder`) into the tensors and objects of `state`, as dcp.load
     does. Unpickles nothing. Every rank of `group` calls it if torch.distributed is initialised, unless `no_dist`. `strict`
     and `cast` as in `by_path.load`; `partial`, by default where not `strict`: what the checkpoint lacks stays as it is.
-    Raises what the first rank's failure is, on all."""
-    how: dict[str, Any] = {"folder": folder, "strict": strict, "cast": cast}
+    `parts`: see tell_left_out. Raises what the first rank's failure is, on all."""
+    how: dict[str, Any] = {"folder": folder, "strict": strict, "cast": cast, "parts": parts}
     how["partial"] = not strict if partial is None else partial
     if not isinstance(source, Checkpointer):
         with opened_to_read(source, group, no_dist) as checkpointer:
@@ -223,7 +224,7 @@ def load_all(
             wanted = [fqn for fqn, path in items_in(checkpointer, folder, step, ()).paths.items() if path[0] in top]
         items = items_in(checkpointer, folder, step, wanted)
         flat = {fqn: _blank(items, fqn) for fqn in (items.paths if wanted is None else wanted)}
-        load_into(checkpointer, flat, step, folder=folder, no_dist=not together)
+        load_into(checkpointer, flat, step, folder=folder, no_dist=not together, parts=True)
         try:
             made = unflatten_state_dict(flat, {fqn: items.paths[fqn] for fqn in flat})
             whole: dict[str, Any] = made_with_metadata(items.metadata, made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from .._errors import InvalidArgument, counted
@@ -29,9 +30,11 @@ def tell_left_out(
     strict: bool,
     *,
     quiet: bool = False,
+    parts: bool = False,
 ) -> None:
     """Logs, unless `quiet`, which of the checkpoint's names no rank loads. `sized` are those that ranks would ask for: a tensor without
-    elements is never asked for. `tensors`: the names of tensors.
+    elements is never asked for. `tensors`: the names of tensors. Whole keys at the top may be left out on purpose, or
+    forgotten: a warning, too, unless a plug knows that it wants `parts`.
 
     InvalidArgument, if `strict`, for state of an optimizer of which something else is loaded: its moments would begin
     anew, and nobody would say so.
@@ -59,16 +62,13 @@ def tell_left_out(
     # A model's weights may lie at the top themselves.
     flat = any(len(paths[fqn]) == 1 and fqn in tensors for fqn in loaded if fqn in paths)
     beside = [fqn for fqn in rest if (paths[fqn][0] in tops if len(paths[fqn]) > 1 else flat and fqn in tensors)]
-    whole = sorted({*rest}.difference(beside))
-    for names, level in ((beside, logging.WARNING), (whole, logging.INFO)):
-        if names:
-            _log.log(
-                level,
-                "%s: left out %s that only the checkpoint has: %s",
-                where,
-                counted(len(names), "name"),
-                listed(names, _MAX_LISTED),
-            )
+    if beside:
+        told, of = listed(beside, _MAX_LISTED), counted(len(beside), "name")
+        _log.warning("%s: left out %s that only the checkpoint has: %s", where, of, told)
+    if whole := Counter(str(paths[fqn][0]) for fqn in {*rest}.difference(beside)):
+        keys = [f"{key} ({of} names)" if of > 1 else key for key, of in sorted(whole.items())]
+        level = logging.INFO if parts else logging.WARNING
+        _log.log(level, "%s: left out what only the checkpoint has: %s", where, listed(keys, _MAX_LISTED))
 
 
 def tell_unlike(where: str, what: str, unlike: list[str], strict: bool) -> None:

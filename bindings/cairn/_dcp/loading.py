@@ -52,6 +52,7 @@ def load_state(
     partial: bool,
     cast: str | None,
     alone: bool,
+    parts: bool = False,
 ) -> None:
     """See direct.load_into. The ranks of the Checkpointer call it together, unless `alone`. What is refused on one rank is
     refused on all."""
@@ -60,7 +61,7 @@ def load_state(
         allow_loss = allows_loss(cast)
         keys = sorted(state, key=str)  # The same order on all ranks: an object may use collectives.
         taken = {key: state[key].state_dict() if isinstance(state[key], Stateful) else state[key] for key in keys}
-        load = _Load(checkpointer, state, taken, folder, allow_loss, strict, partial, alone)
+        load = _Load(checkpointer, state, taken, folder, allow_loss, strict, partial, alone, parts)
     except Exception as error:
         if not alone:
             reading.refuse(error, step, folder)
@@ -111,11 +112,12 @@ class _Load:
         strict: bool,
         partial: bool,
         alone: bool,
+        parts: bool,
     ) -> None:
         self._engine, self._folder = checkpointer._engine, folder
         self._rank, self._world = checkpointer.rank, checkpointer.world
         self._group = self._world > 1 and not alone
-        self._allow_loss, self._strict = allow_loss, strict
+        self._allow_loss, self._strict, self._parts = allow_loss, strict, parts
         self._classes = classes_in(state)
         self._given = {} if type(state) is dict else state
         self._planner = LoadPlanner(allow_partial_load=partial)
@@ -201,7 +203,8 @@ class _Load:
             loaded.update(taken)
         loaded.update(fqn for fqn, bit in zip(names, f"{bits:0{len(names)}b}", strict=False) if bit == "1")
         tensors = paths.keys() - self._found.values
-        tell_left_out(self._where, paths, tensors, loaded, paths, self._strict, quiet=self._group and self._rank > 0)
+        quiet = self._group and self._rank > 0
+        tell_left_out(self._where, paths, tensors, loaded, paths, self._strict, quiet=quiet, parts=self._parts)
 
     def _finish(self) -> None:
         """All is read."""

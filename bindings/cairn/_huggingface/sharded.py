@@ -92,7 +92,7 @@ def load_model(
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if inner is not None:
         state["optimizer"] = get_optimizer_state_dict(model, inner)
-    direct.load_into(checkpointer, state, step, folder=folder, cast=cast)
+    direct.load_into(checkpointer, state, step, folder=folder, cast=cast, parts=True)
     set_model_state_dict(model, state["model"])
     if inner is not None:
         set_optimizer_state_dict(model, inner, state["optimizer"])

@@ -250,7 +250,7 @@ class ShardedReader:
         self.rest: dict[str, Any] = _direct().plain_value(items, REST) if REST in self.parts else {}
 
     def load_into(self, state: dict[str, Any], strict: bool) -> None:
-        _direct().load_into(self._checkpointer, state, folder=self._folder, strict=strict, cast=self._cast)
+        _direct().load_into(self._checkpointer, state, folder=self._folder, strict=strict, cast=self._cast, parts=True)
 
 
 def _direct() -> Any:
