@@ -58,6 +58,9 @@ KEPT = {
     "dicts": [{}, {"b": 1, "a": 2}, {0: "a", "0": "b", None: "c", "None": "d"}, {True: 1, "True": 2}, {2**70: 1}],
     "nested dict with a list for a key's value": {"t": ["t"], "a": {"t": ["a"]}},
     "ordered": collections.OrderedDict([("b", 1), (0, 2), ("a", 3)]),
+    "ordered by text": [collections.OrderedDict(of) for of in (
+        {}, {"": {"version": 1}, "a.b": {}, "True": 2**70, 'é"': [1.5, math.nan, None, b"x", (True,)]}, {"a": {1: 2}},
+        {"a": collections.OrderedDict(b=1), "c": {2}}, {"_orig_mod.0": {"version": 1}}, {"n": [*range(1500)]})],
     "ordered with metadata": with_metadata(),
     "counter": collections.Counter({30: 1, 80: 2}),
     "sets": [set(), {1, "a", None, 2.5, (1, 2), b"x"}, frozenset({frozenset({1}), "x"})],

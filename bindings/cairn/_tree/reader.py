@@ -125,6 +125,11 @@ class Reader:
             case ["counter", *rest]:
                 keys = [key_of(key) for key in rest[::2]]
                 return Counter(self._mapping(node, keys, rest[1::2], like, name, strict))
+            case ["odict", None, *rest] if (
+                like is None
+                and (found := _core.plain_value(["dict", *rest], None, MAX_DEPTH, self._makes)) is not NotImplemented
+            ):
+                return None if found is None else OrderedDict(found)
             case ["odict", metadata, *rest]:
                 above = self.node(metadata, None, join(name, "~m"), False)
                 keys = [key_of(key) for key in rest[::2]]

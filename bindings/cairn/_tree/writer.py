@@ -8,6 +8,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum
+from itertools import chain
 from json.encoder import encode_basestring as _quote
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol
@@ -296,6 +297,12 @@ class Writer:
     def _ordered(self, value: Any, name: str) -> str:
         metadata = getattr(value, "_metadata", None)
         _check_attributes(value, {"_metadata"}, name)
+        keys, children = items_of(value, name)
+        # Such as the metadata of a module's state_dict(), which has an item for each module.
+        if metadata is None and _TEXT.issuperset(map(type, keys)) and not any(map(self.is_tensor, children[:1])):
+            pairs = [None, *chain.from_iterable(zip(keys, children, strict=True))]
+            if (plain := self._plain(pairs, name, "odict")) is not None:
+                return plain
         return self._mapping(f'"odict",{self.node(metadata, join(name, "~m"))}', value, name)
 
     def _sequence(self, tag: str, value: Iterable[Any], name: str) -> str:
