@@ -320,6 +320,12 @@ class TestTorch:
                 said = f"s: another function: the attributes of the tree's lr_lambdas.0 are {given}, the checkpoint's {saved}"
                 assert said in refused(had, has)
             restore(had, {"s": None})
+
+        def within(name):
+            scheduler = new(functions[name])
+            return torch.optim.lr_scheduler.SequentialLR(scheduler.optimizer, [scheduler], []).state_dict()
+
+        assert "s: another function" in refused(save({"s": within("every")}), {"s": within("none")})
         warn_of_unlike("x", [new(functions["none"])], [[of]], [new(functions["every"]).state_dict()])
         assert "x: a scheduler has another function: the attributes of the tree's lr_lambdas.0 are none" in caplog.text
 
@@ -329,6 +335,16 @@ class TestTorch:
         steps, falls = (one.state_dict() for one in (rates.StepLR(optimizer, 3), rates.ExponentialLR(optimizer, 0.9)))
         assert "s: another scheduler class: the tree's has base_lrs, gamma" in refused(save({"s": steps}), {"s": falls})
         restore(save({"s": steps}), {"s": None})
+
+        def in_turn(last):
+            return rates.SequentialLR(optimizer, [rates.ConstantLR(optimizer), last(optimizer)], [2]).state_dict()
+
+        saved = save({"s": in_turn(lambda of: rates.StepLR(of, 3))})
+        restore(saved, {"s": in_turn(lambda of: rates.StepLR(of, 5))})
+        said = refused(saved, {"s": in_turn(lambda of: rates.ExponentialLR(of, 0.9))})
+        assert (
+            "s: another scheduler class: the tree's has base_lrs, gamma, last_epoch, the checkpoint's base_lrs" in said
+        )
 
     def test_objects_that_only_their_position_tells_apart(self):
         class Other(Loader):

@@ -44,8 +44,8 @@ def unlike_class(scheduler: Any, saved: list[str]) -> str | None:
 
 
 def unlike_options(state: Any, saved: Any) -> str | None:
-    """The same by the options in its state, for one that was saved as its state_dict(), which names no class. `saved`: the
-    text of that."""
+    """The same by the options in its state, and in those of the schedulers within it, for one that was saved as its
+    state_dict(), which names no class. `saved`: the text of that."""
     if not isinstance(state, Mapping) or not isinstance(saved, Mapping):
         return None
     own, theirs = ({key for key in of if not key.startswith("_")} - _FORMER for of in (state, saved))
@@ -54,10 +54,18 @@ def unlike_options(state: Any, saved: Any) -> str | None:
             f"another scheduler class: the tree's has {listed(sorted(own), 8)}, the checkpoint's "
             f"{listed(sorted(theirs), 8) or 'none of a scheduler'}"
         )
-    match state.get("_schedulers"), saved.get("_schedulers"):
-        case list(inner), ["list", *saved_inner] if len(inner) != len(saved_inner):
-            return f"the tree's is of {counted(len(inner), 'scheduler')}, the checkpoint's of {len(saved_inner)}"
-    return None
+    inner, inner_saved = (_listed_in(of, "_schedulers") for of in (state, saved))
+    if inner is None or inner_saved is None:
+        return None
+    if len(inner) != len(inner_saved):
+        return f"the tree's is of {counted(len(inner), 'scheduler')}, the checkpoint's of {len(inner_saved)}"
+    return next(filter(None, map(unlike_options, inner, inner_saved)), None)
+
+
+def _listed_in(state: Any, key: str) -> list[Any] | None:
+    """A list in a scheduler's state, or in its text."""
+    found = state.get(key) if isinstance(state, Mapping) else None
+    return found[found[:1] == ["list"] :] if isinstance(found, list) else None
 
 
 def unlike_groups(state: Any, saved: Any) -> str | None:
@@ -72,10 +80,11 @@ def unlike_groups(state: Any, saved: Any) -> str | None:
 def unlike_functions(state: Any, saved: Any) -> str | None:
     """The same for the functions of a LambdaLR or MultiplicativeLR. Those that are objects have attributes in its state, which
     torch puts into whatever is in their place. `saved`: the state, or its text."""
-    own, theirs = (of.get("lr_lambdas") if isinstance(of, Mapping) else None for of in (state, saved))
-    if not isinstance(own, list) or not isinstance(theirs, list):
-        return None
-    for i, (mine, other) in enumerate(zip(own, theirs[theirs[:1] == ["list"] :], strict=False)):
+    inner = (_listed_in(of, "_schedulers") or () for of in (state, saved))
+    if how := next(filter(None, map(unlike_functions, *inner)), None):
+        return how
+    own, theirs = (_listed_in(of, "lr_lambdas") or () for of in (state, saved))
+    for i, (mine, other) in enumerate(zip(own, theirs, strict=False)):
         names, saved_names = (sorted(of) if isinstance(of, Mapping) else [] for of in (mine, other))
         if names != saved_names:
             here, there = (listed(of, 8) or "none" for of in (names, saved_names))
