@@ -25,14 +25,16 @@ from ._tree.paths import shown
 
 _log = logging.getLogger("cairn")
 _RECORDS = ".mirrors"  # See docs/format.md.
+_STORES = ("s3://", "gs://", "az://", "rclone:")
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # Seconds before it is started again, doubled each time.
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A copy of a root's checkpoints on another disk, for Checkpointer(mirrors=...).
+    """A copy of a root's checkpoints elsewhere, for Checkpointer(mirrors=...).
 
-    target      a directory of its own, made if it is missing
+    target      a directory of its own, made if it is missing; or a place in an object store, by rclone: s3://BUCKET/PREFIX,
+                gs://, az:// or rclone:REMOTE:PATH
     every       only steps divisible by it
     keep_last   checkpoints to keep there, newest first; 0 keeps all
     keep_every  with keep_last: also keep each step divisible by it; 0: none
@@ -50,7 +52,10 @@ def commands_of(mirrors: Any, root: str) -> list[list[str]]:
     for mirror in several("mirrors", mirrors):
         if not isinstance(mirror, Mirror):
             raise InvalidArgument(f"mirrors: expected cairn.Mirror(target, ...), found {shown(mirror)}")
-        commands.append([_program(), "mirror", root, local_path(mirror.target, "Mirror"), "--with-stdin"])
+        target = mirror.target
+        if not (isinstance(target, str) and target.startswith(_STORES)):
+            target = local_path(target, "Mirror")
+        commands.append([_program(), "mirror", root, target, "--with-stdin"])
         for name in ("every", "keep_last", "keep_every"):
             number = whole(f"Mirror({str(mirror.target)!r}): {name}", getattr(mirror, name))
             if name == "every" and number == 0:

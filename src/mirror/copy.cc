@@ -26,11 +26,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "mirror/blocks.h"
 #include "store/commit.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -43,15 +43,10 @@ namespace {
 
 constexpr int kLanes = 4;
 constexpr std::size_t kFilesAtOnce = 16;
+// What one rclone reads of an object.
+constexpr std::uint64_t kRunBytes = 256U << 20;
 // How long to wait for readers of what is to be replaced at the target.
 constexpr std::chrono::seconds kReaderTimeout{10};
-
-std::string_view TensorAt(const ShardHeader& header, std::uint64_t begin) {
-  for (const ShardTensor& tensor : header.tensors) {
-    if (tensor.end > begin) return tensor.name;
-  }
-  return {};
-}
 
 }  // namespace
 
@@ -65,8 +60,10 @@ struct CheckpointCopy::File {
   bool is_index = false;
   // The first byte that Lane copies; those before it come last. A multiple of kBlock.
   std::uint64_t begin = 0;
-  // Where the next piece begins.
+  // Where the next run of pieces begins.
   std::uint64_t next = 0;
+  // Of a file in an object store: what is before `begin`.
+  std::vector<std::byte> head;
 };
 
 CheckpointCopy::CheckpointCopy(Spec spec)
@@ -158,7 +155,7 @@ IoTask<Status> CheckpointCopy::VerifyAll(ShardFile& file) {
     if (spec_.interrupted()) co_return Error(StatusCode::kCancelled, "{} was not read: interrupted", file.name);
     const std::uint64_t length = std::min(spec_.pool.chunk_bytes(), file.length - offset);
     CAIRN_CO_RETURN_IF_ERROR(co_await ReadAt(file, chunk.data(), offset, AlignUp(length, kBlock)));
-    CAIRN_CO_RETURN_IF_ERROR(Verify(file, offset, Bytes(chunk.data(), length)));
+    CAIRN_CO_RETURN_IF_ERROR(VerifyBlocks(file, offset, Bytes(chunk.data(), length)));
   }
   co_return Status::Ok();
 }
@@ -181,7 +178,10 @@ IoTask<Status> CheckpointCopy::BeginFile(File& file) {
   const StoredCheckpoint& from = spec_.from.checkpoint;
   file.source.name = JoinPath(from.info.path, file.what.file).text();
   file.source.length = file.what.length;
-  if (file.is_index) {
+  if (spec_.bucket != nullptr) {
+    CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await io::OnThread(file.source.name, [&] { return FetchHeader(file); })));
+    file.begin = file.is_index ? kBlock : file.source.header.data_begin;
+  } else if (file.is_index) {
     CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await OpenShardFile(file.source)));
     file.begin = kBlock;
   } else {
@@ -205,33 +205,67 @@ IoTask<Status> CheckpointCopy::Lane(std::span<const std::unique_ptr<File>> batch
         failed_ = Error(StatusCode::kCancelled, "step {} was not copied: interrupted", spec_.from.checkpoint.info.step);
       }
       if (!failed_.ok()) co_return failed_;
-      const std::uint64_t offset = std::exchange(file->next, file->next + spec_.pool.chunk_bytes());
-      Status copied = co_await CopyPiece(*file, offset, chunk.data());
+      const std::uint64_t most = spec_.bucket == nullptr ? spec_.pool.chunk_bytes() : kRunBytes;
+      const std::uint64_t offset = std::exchange(file->next, file->next + most);
+      Status copied = co_await CopyRun(*file, offset, std::min(most, file->what.length - offset), chunk.data());
       if (failed_.ok()) failed_ = std::move(copied);
     }
   }
   co_return failed_;
 }
 
-IoTask<Status> CheckpointCopy::CopyPiece(File& file, std::uint64_t offset, std::byte* memory) {
-  const std::uint64_t length = std::min(spec_.pool.chunk_bytes(), file.what.length - offset);
+IoTask<Status> CheckpointCopy::CopyRun(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory) {
+  std::unique_ptr<RcloneCall> call;
+  if (spec_.bucket != nullptr) {
+    auto started = spec_.bucket->StartRead(ObjectName(file), offset, length);
+    CAIRN_CO_RETURN_IF_ERROR(started.status());
+    call = *std::move(started);
+  }
+  for (const std::uint64_t end = offset + length; offset < end && failed_.ok(); offset += spec_.pool.chunk_bytes()) {
+    const std::uint64_t piece = std::min(spec_.pool.chunk_bytes(), end - offset);
+    CAIRN_CO_RETURN_IF_ERROR(co_await CopyPiece(file, offset, piece, memory, call.get()));
+  }
+  co_return Status::Ok();
+}
+
+IoTask<Status> CheckpointCopy::CopyPiece(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory,
+                                         RcloneCall* call) {
   const std::uint64_t padded = AlignUp(length, kBlock);
-  CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(file.source, memory, offset, padded)));
-  if (!file.is_index) CAIRN_CO_RETURN_IF_ERROR(OfSource(Verify(file.source, offset, Bytes(memory, length))));
+  if (call != nullptr) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(file.source.name, [&] { return call->Read(memory, length); }));
+  } else {
+    CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(file.source, memory, offset, padded)));
+  }
+  if (!file.is_index) CAIRN_CO_RETURN_IF_ERROR(OfSource(VerifyBlocks(file.source, offset, Bytes(memory, length))));
   std::fill_n(memory + length, padded - length, std::byte{});
   CAIRN_CO_RETURN_IF_ERROR(co_await file.target.Write(offset, Bytes(memory, padded)));
   bytes_ += length;
   co_return Status::Ok();
 }
 
-Status CheckpointCopy::Verify(const ShardFile& file, std::uint64_t offset, Bytes piece) {
-  if (!file.header.checksums) return Status::Ok();
-  for (std::uint64_t at = 0; at < piece.size(); at += kChecksumBlock) {
-    const Bytes block = piece.subspan(at, std::min<std::uint64_t>(kChecksumBlock, piece.size() - at));
-    const std::uint64_t begin = offset - file.header.data_begin + at;
-    CAIRN_RETURN_IF_ERROR(VerifyBlock(file, begin, block, TensorAt(file.header, begin)));
-  }
-  return Status::Ok();
+std::string CheckpointCopy::ObjectName(const File& file) const {
+  return Bucket::FolderName(spec_.from.checkpoint.info) + "/" + file.what.file;
+}
+
+Status CheckpointCopy::FetchHeader(File& file) const {
+  // Mostly all of it.
+  constexpr std::uint64_t kFirst = 256U << 10;
+  const auto fetch = [&](std::uint64_t length) -> Status {
+    const std::uint64_t offset = file.head.size();
+    if (length <= offset) return Status::Ok();
+    file.head.resize(length);
+    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<RcloneCall> call,
+                           spec_.bucket->StartRead(ObjectName(file), offset, length - offset));
+    CAIRN_RETURN_IF_ERROR(call->Read(file.head.data() + offset, length - offset));
+    return call->End();
+  };
+  CAIRN_RETURN_IF_ERROR(fetch(std::min(file.what.length, file.is_index ? kBlock : kFirst)));
+  if (file.is_index) return Status::Ok();
+  const Bytes word(file.head.data(), std::min<std::size_t>(kLengthWord, file.head.size()));
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t length, ShardHeaderLength(word, file.what.length, file.source.name));
+  CAIRN_RETURN_IF_ERROR(fetch(length));
+  file.head.resize(length);
+  return DecodeHeaderOf(spec_.from.checkpoint, file.what, file.head, file.source);
 }
 
 // Steps 3 and 4
@@ -244,7 +278,11 @@ IoTask<Status> CheckpointCopy::EndFile(File& file) {
   }
   const Bytes first(memory.get(), file.begin);
   std::fill_n(memory.get(), file.begin, std::byte{});
-  CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(file.source, memory.get(), 0, file.begin)));
+  if (spec_.bucket != nullptr) {
+    std::ranges::copy(file.head, memory.get());
+  } else {
+    CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(file.source, memory.get(), 0, file.begin)));
+  }
   const std::uint32_t digest = Crc32c(first);
   if (!file.is_index && digest != file.what.header_digest) {
     co_return OfSource(Error(StatusCode::kCorrupt, "{}: header digest: expected {:08x}, found {:08x}", file.source.name,

@@ -12,6 +12,7 @@
 #include "device/buffer_pool.h"
 #include "format/manifest.h"
 #include "io/io_task.h"
+#include "mirror/bucket.h"
 #include "restore/shard_file.h"
 #include "store/attempt_file.h"
 #include "store/attempt_folder.h"
@@ -25,6 +26,8 @@ class CheckpointCopy {
  public:
   struct Spec {
     const HeldCheckpoint& from;
+    /// Where `from` is; null: in a root. Then the queue should have several threads: calls block them.
+    const Bucket* bucket;
     Root& to;
     /// What `to` has. Kept files are linked from these.
     std::span<const StoredCheckpoint> there;
@@ -60,10 +63,11 @@ class CheckpointCopy {
   IoTask<Status> CopyBatch(std::span<const std::unique_ptr<File>> batch);
   IoTask<Status> BeginFile(File& file);
   IoTask<Status> Lane(std::span<const std::unique_ptr<File>> batch);
-  IoTask<Status> CopyPiece(File& file, std::uint64_t offset, std::byte* memory);
+  IoTask<Status> CopyRun(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory);
+  IoTask<Status> CopyPiece(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory, RcloneCall* call);
+  [[nodiscard]] std::string ObjectName(const File& file) const;
+  [[nodiscard]] Status FetchHeader(File& file) const;
   [[nodiscard]] IoTask<Status> VerifyAll(ShardFile& file);
-  /// `offset` is in the file, behind its header.
-  [[nodiscard]] static Status Verify(const ShardFile& file, std::uint64_t offset, Bytes piece);
   IoTask<Status> EndFile(File& file);
   IoTask<Status> Commit();
   /// Notes that the source is damaged, if that is what the status of a read says.

@@ -8,12 +8,9 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "mirror/copy.h"
 #include "store/late_name.h"
 #include "store/names.h"
 #include "store/paths.h"
-#include "store/remove.h"
-#include "store/suspect.h"
 #include "store/writer.h"
 
 namespace cairn {
@@ -39,17 +36,22 @@ Result<std::string> RealPath(const std::string& path) {
   return real.string();
 }
 
+/// And, if it is in an object store, opens that.
+Result<std::string> RealPlace(const MirrorOptions& options, const std::string& place, std::unique_ptr<Bucket>& bucket) {
+  if (!IsBucket(place)) return RealPath(place);
+  CAIRN_ASSIGN_OR_RETURN(BucketAddress address, BucketAddress::Parse(place));
+  Result<Rclone> rclone = options.rclone ? Result<Rclone>(*options.rclone) : Rclone::Find();
+  CAIRN_RETURN_IF_ERROR(rclone.status());
+  bucket = std::make_unique<Bucket>(*std::move(rclone), std::move(address));
+  return bucket->text();
+}
+
 bool IsInside(const std::string& path, const std::string& folder) {
   return path == folder || path.starts_with(folder + "/");
 }
 
 MirroredCheckpoint Named(const CheckpointInfo& info) {
   return {.step = info.step, .line = info.line, .attempt = info.attempt};
-}
-
-bool IsDirectory(const std::string& path) {
-  struct stat found {};
-  return ::stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
 }
 
 IoTask<Status> OpenTask(const std::string& path, UniqueFd& fd) {
@@ -69,15 +71,23 @@ Mirror::Mirror(IoQueue& queue, const MirrorOptions& options)
 
 Result<std::unique_ptr<Mirror>> Mirror::Open(IoQueue& queue, const MirrorOptions& options) {
   MirrorOptions real = options;
-  CAIRN_ASSIGN_OR_RETURN(real.root, RealPath(options.root));
-  CAIRN_ASSIGN_OR_RETURN(real.target, RealPath(options.target));
+  std::unique_ptr<Bucket> source;
+  std::unique_ptr<Bucket> target;
+  CAIRN_ASSIGN_OR_RETURN(real.root, RealPlace(options, options.root, source));
+  CAIRN_ASSIGN_OR_RETURN(real.target, RealPlace(options, options.target, target));
   std::error_code missing;
+  if (source != nullptr && target != nullptr) {
+    return Error(StatusCode::kInvalidArgument, "{} and its mirror {}: expected one of them to be a directory",
+                 real.root, real.target);
+  }
   if (IsInside(real.target, real.root) || IsInside(real.root, real.target) ||
       std::filesystem::equivalent(real.root, real.target, missing)) {
     return Error(StatusCode::kInvalidArgument, "{} and its mirror {}: expected neither to be in the other", real.root,
                  real.target);
   }
   std::unique_ptr<Mirror> mirror(new Mirror(queue, real));
+  mirror->source_bucket_ = std::move(source);
+  mirror->target_bucket_ = std::move(target);
   CAIRN_ASSIGN_OR_RETURN(mirror->pool_, BufferPool::Make(kChunks * kChunkBytes, kChunkBytes, kChunks));
   CAIRN_RETURN_IF_ERROR(mirror->OpenSource());
   CAIRN_RETURN_IF_ERROR(mirror->TakeLock());
@@ -94,15 +104,26 @@ Mirror::~Mirror() {
   Record(std::nullopt, record_.error);
 }
 
+Status Mirror::CheckSource(const std::optional<WriterRecord>& writer) const {
+  if (writer && !writer->root.empty()) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "{} has no id: expected a root that was opened for writing, found {}",
+               options_.root, writer ? "one of an earlier version: open it once" : "no .writer");
+}
+
 Status Mirror::OpenSource() {
+  if (source_bucket_ != nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer, source_bucket_->ReadWriter());
+    CAIRN_RETURN_IF_ERROR(CheckSource(writer));
+    source_id_ = writer->root;
+    source_line_ = writer->line;
+    return Status::Ok();
+  }
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, OpenTask(options_.root, source_fd_)));
   source_ = PathAt(source_fd_.get(), options_.root);
   CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer, ReadWriter(source_));
-  if (!writer || writer->root.empty()) {
-    return Error(StatusCode::kFailedPrecondition, "{} has no id: expected a root that was opened for writing, found {}",
-                 source_, writer ? "one of an earlier version: open it once" : "no .writer");
-  }
+  CAIRN_RETURN_IF_ERROR(CheckSource(writer));
   source_id_ = writer->root;
+  source_line_ = writer->line;
   struct stat folder {};
   struct stat file {};
   if (::fstat(source_fd_.get(), &folder) == 0) directory_mode_ = folder.st_mode & kPermissions;
@@ -112,6 +133,7 @@ Status Mirror::OpenSource() {
 }
 
 Status Mirror::TakeLock() {
+  if (source_bucket_ != nullptr) return Status::Ok();
   const PathAt mirrors = JoinPath(source_, kMirrorsName);
   holds_ = JoinPath(mirrors, id_);
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, MakeIfMissing(mirrors)));
@@ -138,53 +160,23 @@ Status Mirror::TakeLock() {
   return Status::Ok();
 }
 
-// A root without an id gets the source's. It must not have another's checkpoints, which retention might then remove.
-Status Mirror::CheckTargetIsFree() const {
-  if (!IsDirectory(options_.target)) return Status::Ok();
-  const Result<std::optional<WriterRecord>> writer = ReadWriter(options_.target);
-  if (writer.ok() && *writer && !(*writer)->root.empty()) return Status::Ok();
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> list, ListInfos(options_.target));
-  for (const CheckpointInfo& info : list) {
-    if (info.root == source_id_) continue;
-    return Error(StatusCode::kFailedPrecondition,
-                 "{} is no mirror of {}: it has no id, and step {} there is not of the root {}", options_.target,
-                 source_, info.step, source_id_);
-  }
-  return Status::Ok();
-}
-
-Status Mirror::CheckTargetIsThere() const {
-  if (record_.checkpoints.empty()) return Status::Ok();
-  const Result<std::optional<WriterRecord>> writer = ReadWriter(options_.target);
-  const bool missing = writer.ok() ? !*writer : writer.status().code() == StatusCode::kNotFound;
-  if (!missing) return Status::Ok();
-  return Error(
-      StatusCode::kFailedPrecondition,
-      "{}: expected the {} checkpoints that were copied there, found no root: is its disk mounted? To begin anew, "
-      "remove {}.json",
-      options_.target, record_.checkpoints.size(), holds_);
-}
-
 Status Mirror::OpenTarget() {
-  CAIRN_RETURN_IF_ERROR(CheckTargetIsThere());
-  CAIRN_RETURN_IF_ERROR(CheckTargetIsFree());
-  CAIRN_ASSIGN_OR_RETURN(target_, Root::Open(queue_, {.path = options_.target,
-                                                      .file_mode = file_mode_,
-                                                      .directory_mode = directory_mode_,
-                                                      .id = source_id_}));
-  for (const std::string& note : target_->notes()) Note(note);
-  Swept swept;
-  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, SweepTask(target_->at(), {}, swept)));
-  if (swept.unnamed) {
-    // A mirror was killed right before the rename. It is copied again.
-    swept.left.pop_back();
-    CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, RemoveUnnamed(JoinPath(target_->at(), swept.unnamed->folder))));
-  }
-  for (const std::string& left : swept.left) Note(left);
-  return Look();
+  CAIRN_ASSIGN_OR_RETURN(target_, MirrorTarget::Open(queue_, {.target = options_.target,
+                                                              .bucket = std::move(target_bucket_),
+                                                              .source = options_.root,
+                                                              .id = source_id_,
+                                                              .line = source_line_ + kUnseenLines,
+                                                              .file_mode = file_mode_,
+                                                              .directory_mode = directory_mode_,
+                                                              .expected = record_.checkpoints.size(),
+                                                              .record = holds_.text() + ".json",
+                                                              .rules = options_.rules,
+                                                              .on_note = [this](const auto& note) { Note(note); }}));
+  return LookAtSource();
 }
 
 Status Mirror::Check() const {
+  if (source_bucket_ != nullptr) return target_->Check();
   struct stat by_path {};
   struct stat by_fd {};
   if (::fstat(source_fd_.get(), &by_fd) != 0 || ::stat(options_.root.c_str(), &by_path) != 0 ||
@@ -194,32 +186,36 @@ Status Mirror::Check() const {
   if (!lock_->Named(holds_) || !lock_->Held()) {
     return Error(StatusCode::kFailedPrecondition, "{}: the mirror's lock was lost; another may have it now", holds_);
   }
-  CAIRN_RETURN_IF_ERROR(target_->CheckPath());
-  return target_->CheckWriter();
+  return target_->Check();
 }
 
-Status Mirror::Look() {
-  CAIRN_RETURN_IF_ERROR(target_->CheckPath());
-  CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer, ReadWriter(source_));
+Status Mirror::LookAtSource() {
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer,
+                         source_bucket_ != nullptr ? source_bucket_->ReadWriter() : ReadWriter(source_));
   if (!writer || writer->root != source_id_) {
-    return Error(StatusCode::kFailedPrecondition, "{} has another id: expected {}, found {}", source_, source_id_,
+    return Error(StatusCode::kFailedPrecondition, "{} has another id: expected {}, found {}", options_.root, source_id_,
                  writer ? writer->root : "no .writer");
+  }
+  source_line_ = writer->line;
+  if (source_bucket_ != nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(here_, source_bucket_->List());
+    return Status::Ok();
   }
   static_cast<void>(ForgetCachedNames(source_));
   CAIRN_ASSIGN_OR_RETURN(here_, ListCheckpoints(source_));
-  CAIRN_ASSIGN_OR_RETURN(there_, ListCheckpoints(target_->at()));
+  return Status::Ok();
+}
+
+Status Mirror::Look() {
+  CAIRN_RETURN_IF_ERROR(LookAtSource());
+  CAIRN_RETURN_IF_ERROR(target_->Look());
   for (const StoredCheckpoint& one : here_) {
-    if (!IsAnothers(one, there_, copied_)) continue;
+    if (!IsAnothers(one, target_->list(), copied_)) continue;
     Note(fmt::format("{}: step {} there is another save of line {}, which was not copied from {}: it is left as it is",
-                     options_.target, one.info.step, one.info.line, source_));
-  }
-  if (options_.rules.keep_last != 0) {
-    for (const std::string& why : CheckNewestShards(there_, options_.rules.keep_last, {})) {
-      Note(fmt::format("{}: {}", options_.target, why));
-    }
+                     options_.target, one.info.step, one.info.line, options_.root));
   }
   // So that training that goes on from the target begins a line above all of this root.
-  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, target_->WriteLine(writer->line + kUnseenLines)));
+  CAIRN_RETURN_IF_ERROR(target_->WriteLine(source_line_ + kUnseenLines));
   return MarkSuspects();
 }
 
@@ -231,20 +227,11 @@ Status Mirror::MarkSuspects() {
       if (one.info.suspect && shard.kept) files.insert(shard.file);
     }
   }
-  for (StoredCheckpoint& copy : there_) {
-    const bool links = std::ranges::any_of(copy.manifest.shards, [&](const ManifestShard& shard) {
-      return shard.kept && files.contains(shard.file) && shard.kept->step != copy.info.step;
-    });
-    if (!links || copy.info.suspect || !copy.info.status.ok()) continue;
-    const PathAt folder = JoinPath(target_->at(), StepName(copy.info.step));
-    CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, MarkSuspectFolder(folder, file_mode_)));
-    copy.info.suspect = true;
-  }
-  return Status::Ok();
+  return target_->MarkSuspects(files);
 }
 
 const StoredCheckpoint* Mirror::NextDue() const {
-  for (const StoredCheckpoint* one : ChooseDue(here_, there_, options_.rules, copied_)) {
+  for (const StoredCheckpoint* one : ChooseDue(here_, target_->list(), options_.rules, copied_)) {
     if (!damaged_.contains(one->info.attempt)) return one;
   }
   return nullptr;
@@ -266,12 +253,12 @@ Result<std::optional<Mirror::Copied>> Mirror::TryCopyNext(const std::function<bo
     CAIRN_RETURN_IF_ERROR(Look());
     const StoredCheckpoint* const due = NextDue();
     if (due == nullptr) {
-      CAIRN_RETURN_IF_ERROR(Retire());
+      CAIRN_RETURN_IF_ERROR(target_->Retire({}));
       return std::optional<Copied>();
     }
     // A mirror that was killed, or a reader there, may have left more than the rules keep, and the disk may be full.
     const std::string attempt = due->info.attempt;
-    CAIRN_RETURN_IF_ERROR(Retire());
+    CAIRN_RETURN_IF_ERROR(target_->Retire(attempt));
     Record(Named(due->info), record_.error);
     bool gone = false;
     const Result<Copied> copied = Copy(*due, interrupted, gone);
@@ -279,8 +266,7 @@ Result<std::optional<Mirror::Copied>> Mirror::TryCopyNext(const std::function<bo
     if (gone && looks < kLooks) continue;
     CAIRN_RETURN_IF_ERROR(copied.status());
     copied_.insert(attempt);
-    CAIRN_RETURN_IF_ERROR(Look());
-    CAIRN_RETURN_IF_ERROR(Retire());
+    CAIRN_RETURN_IF_ERROR(target_->Retire({}));
     return std::optional(*copied);
   }
 }
@@ -293,10 +279,21 @@ std::string Mirror::DamageLeft() const {
   return {};
 }
 
+Status Mirror::Hold(const StoredCheckpoint& one, HeldCheckpoint& held) {
+  if (source_bucket_ == nullptr) return RunTaskBlocking(queue_, HoldCheckpoint(source_, holds_, one, held));
+  held.checkpoint = one;
+  CAIRN_RETURN_IF_ERROR(source_bucket_->CheckObjects(one));
+  const Bucket::Folder* const folder = source_bucket_->Find(Bucket::FolderName(one.info));
+  const auto& index = one.manifest.index;
+  held.index = index && folder->Length(index->file) == index->length;
+  CAIRN_ASSIGN_OR_RETURN(held.manifest, source_bucket_->ReadManifest(one.info));
+  return Status::Ok();
+}
+
 Result<Mirror::Copied> Mirror::Copy(const StoredCheckpoint& one, const std::function<bool()>& interrupted, bool& gone) {
   const auto begun = std::chrono::steady_clock::now();
   HeldCheckpoint held;
-  const Status holds = RunTaskBlocking(queue_, HoldCheckpoint(source_, holds_, one, held));
+  const Status holds = Hold(one, held);
   gone = holds.code() == StatusCode::kNotFound;
   if (holds.code() == StatusCode::kCorrupt) damaged_.emplace(one.info.attempt, holds.ToString());
   CAIRN_RETURN_IF_ERROR(holds);
@@ -304,37 +301,15 @@ Result<Mirror::Copied> Mirror::Copy(const StoredCheckpoint& one, const std::func
     Note(fmt::format("{}: its checkpoints are locked while they are copied, so that retention waits for them: {}",
                      source_, held.not_linked.message()));
   }
-  CheckpointCopy copy({.from = held,
-                       .to = *target_,
-                       .there = there_,
-                       .whole = whole_,
-                       .file_mode = file_mode_,
-                       .directory_mode = directory_mode_,
-                       .pool = *pool_,
-                       .interrupted = interrupted});
-  const Status status = RunTaskBlocking(queue_, copy.Run());
-  if (copy.source_damaged()) damaged_.emplace(one.info.attempt, status.ToString());
-  CAIRN_RETURN_IF_ERROR(status);
-  return Copied{.info = one.info, .bytes = copy.bytes(), .time = std::chrono::steady_clock::now() - begun};
-}
-
-Status Mirror::Retire() {
-  std::vector<const CheckpointInfo*> list;
-  for (const StoredCheckpoint& one : there_) list.push_back(&one.info);
-  const MirrorRules& rules = options_.rules;
-  for (const std::uint64_t step : ChooseRetired(list, rules.keep_last, rules.keep_every)) {
-    const auto one = std::ranges::find_if(there_, [step](const auto& c) { return c.info.step == step; });
-    const Removal removal = RemoveCheckpointBlocking(
-        queue_, target_->at(), step,
-        {.attempt = one->info.attempt, .check_writer = [this] { return target_->CheckWriter(); }});
-    if (!removal.status.ok())
-      Note(fmt::format("step {} is kept at {} for now: {}", step, options_.target, removal.status.message()));
-    if (removal.gone) there_.erase(one);
-  }
-  return target_->CheckWriter();
+  const MirrorTarget::Copied copied =
+      target_->Copy({.from = held, .bucket = source_bucket_.get(), .pool = *pool_, .interrupted = interrupted});
+  if (copied.source_damaged) damaged_.emplace(one.info.attempt, copied.status.ToString());
+  CAIRN_RETURN_IF_ERROR(copied.status);
+  return Copied{.info = one.info, .bytes = copied.bytes, .time = std::chrono::steady_clock::now() - begun};
 }
 
 void Mirror::DropHolds() {
+  if (source_bucket_ != nullptr) return;
   Leftovers left;
   const Status dropped = RunTaskBlocking(queue_, cairn::DropHolds(holds_, left));
   if (!dropped.ok()) left.push_back(dropped.message());
@@ -343,9 +318,14 @@ void Mirror::DropHolds() {
 
 void Mirror::Record(std::optional<MirroredCheckpoint> copying, const std::string& error) {
   std::vector<MirroredCheckpoint> there;
+  std::vector<StoredCheckpoint> listed;
   // Until the target was looked at, what it had when the last mirror looked.
-  if (target_ == nullptr) there = record_.checkpoints;
-  for (const StoredCheckpoint& one : there_) {
+  if (target_ == nullptr) {
+    there = record_.checkpoints;
+  } else {
+    listed = target_->list();
+  }
+  for (const StoredCheckpoint& one : listed) {
     const auto same = [&one](const StoredCheckpoint& its) { return its.info.attempt == one.info.attempt; };
     if (std::ranges::any_of(here_, same)) copied_.insert(one.info.attempt);
     if (one.info.status.ok() && copied_.contains(one.info.attempt)) there.push_back(Named(one.info));
@@ -355,6 +335,7 @@ void Mirror::Record(std::optional<MirroredCheckpoint> copying, const std::string
   record_.checkpoints = std::move(there);
   record_.copying = std::move(copying);
   record_.error = error;
+  if (source_bucket_ != nullptr) return;
   const Status written = RunTaskBlocking(queue_, WriteMirrorRecord(source_, id_, record_));
   if (!written.ok()) Note(written.message());
   recorded_ = written.ok();

@@ -13,22 +13,27 @@
 #include "cairn/checkpointer.h"
 #include "device/buffer_pool.h"
 #include "io/io_queue.h"
+#include "mirror/bucket.h"
 #include "mirror/choose.h"
+#include "mirror/target.h"
 #include "store/hold.h"
 #include "store/locks.h"
 #include "store/mirrors.h"
-#include "store/root.h"
+#include "store/writer.h"
 
 namespace cairn {
 
 struct MirrorOptions {
-  /// The root whose checkpoints are copied. It exists, and has an id.
+  /// The root whose checkpoints are copied: it exists, and has an id. Or the way back: a place in an object store.
   std::string root;
-  /// A directory, made if it is missing: a root with the same id, of which the mirror is the writer.
+  /// A directory, made if it is missing: a root with the same id, of which the mirror is the writer. Or a place in an
+  /// object store (see IsBucket).
   std::string target;
   MirrorRules rules;
   /// How long to wait for another mirror of this root and target to end.
   std::chrono::nanoseconds wait = std::chrono::seconds(2);
+  /// For object stores. Empty: Rclone::Find.
+  std::optional<Rclone> rclone = std::nullopt;
   /// Gets warnings, one sentence each.
   std::function<void(const std::string& note)> on_note = [](const std::string&) {};
 };
@@ -40,7 +45,8 @@ class Mirror {
   /// Takes the mirror's lock in the root, and the target as its writer; removes what a killed mirror has left in both.
   ///
   /// FailedPrecondition if another process mirrors this root to this target, another writer has the target, or the
-  /// target has checkpoints of another root; NotFound without a root; InvalidArgument if one is inside the other.
+  /// target has checkpoints of another root; NotFound without a root; InvalidArgument if one is inside the other, or
+  /// both are in object stores; Unsupported without rclone.
   [[nodiscard]] static Result<std::unique_ptr<Mirror>> Open(IoQueue& queue, const MirrorOptions& options);
   /// Drops what it holds, and leaves its record.
   ~Mirror();
@@ -70,21 +76,20 @@ class Mirror {
  private:
   Mirror(IoQueue& queue, const MirrorOptions& options);
   [[nodiscard]] Status OpenSource();
+  [[nodiscard]] Status CheckSource(const std::optional<WriterRecord>& writer) const;
   [[nodiscard]] Status TakeLock();
   [[nodiscard]] Status OpenTarget();
-  [[nodiscard]] Status CheckTargetIsFree() const;
-  /// FailedPrecondition if it had checkpoints and is no root now, as where a disk is not mounted.
-  [[nodiscard]] Status CheckTargetIsThere() const;
   /// Reads both lists, and brings the target's line counter and marks up to date.
   [[nodiscard]] Status Look();
+  [[nodiscard]] Status LookAtSource();
   [[nodiscard]] Status MarkSuspects();
+  [[nodiscard]] Status Hold(const StoredCheckpoint& one, HeldCheckpoint& held);
   [[nodiscard]] Result<std::optional<Copied>> TryCopyNext(const std::function<bool()>& interrupted);
   [[nodiscard]] const StoredCheckpoint* NextDue() const;
   /// What is wrong with a checkpoint that the root still lists; empty if nothing is.
   [[nodiscard]] std::string DamageLeft() const;
   /// `gone`: it was removed or replaced since it was listed.
   [[nodiscard]] Result<Copied> Copy(const StoredCheckpoint& one, const std::function<bool()>& interrupted, bool& gone);
-  [[nodiscard]] Status Retire();
   void DropHolds();
   /// Writes the record if something in it has changed.
   void Record(std::optional<MirroredCheckpoint> copying, const std::string& error);
@@ -94,21 +99,24 @@ class Mirror {
   const MirrorOptions options_;
   const std::string id_;
   std::unique_ptr<BufferPool> pool_;
+  // The root, if it is in an object store; the target, until it is open. Null: a directory.
+  std::unique_ptr<Bucket> source_bucket_;
+  std::unique_ptr<Bucket> target_bucket_;
   // The root's directory.
   UniqueFd source_fd_;
   PathAt source_;
   std::string source_id_;
+  // Its line counter.
+  std::uint64_t source_line_ = 0;
   // <root>/.mirrors/<id>
   PathAt holds_;
+  // In the root, if that is a directory.
   std::optional<WriterLock> lock_;
-  std::unique_ptr<Root> target_;
+  std::unique_ptr<MirrorTarget> target_;
   std::vector<StoredCheckpoint> here_;
-  std::vector<StoredCheckpoint> there_;
   // Those of its files and folders.
   unsigned file_mode_ = 0644;
   unsigned directory_mode_ = 0755;
-  // Kept files at the target: see CheckpointCopy.
-  std::set<std::string> whole_;
   // The attempts of the record: what the target has from this root.
   std::set<std::string> copied_;
   // Attempts that are damaged in the source, and how.

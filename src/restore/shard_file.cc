@@ -108,6 +108,12 @@ IoTask<Status> ReadLongValues(ShardFile& file) {
   co_return Status::Ok();
 }
 
+Status CheckDigest(Bytes header, std::uint32_t expected, const std::string& file) {
+  const std::uint32_t found = Crc32c(header);
+  if (found == expected) return Status::Ok();
+  return Error(StatusCode::kCorrupt, "{}: header digest: expected {:08x}, found {:08x}", file, expected, found);
+}
+
 // `digest` is the manifest's, or null.
 IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
   Result<AlignedBytes> block = AllocateAligned(kBlock, file.name);
@@ -125,13 +131,7 @@ IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
     CAIRN_CO_RETURN_IF_ERROR(co_await ReadAt(file, bytes.get() + kBlock, kBlock, AlignUp(*length, kBlock) - kBlock));
   }
   const Bytes header(bytes.get(), *length);
-  if (digest != nullptr) {
-    const std::uint32_t found = Crc32c(header);
-    if (found != *digest) {
-      co_return Error(StatusCode::kCorrupt, "{}: header digest: expected {:08x}, found {:08x}", file.name, *digest,
-                      found);
-    }
-  }
+  if (digest != nullptr) CAIRN_CO_RETURN_IF_ERROR(CheckDigest(header, *digest, file.name));
   const std::unique_ptr<ShardFile> before = std::move(file.before);
   if (digest != nullptr && before != nullptr && before->digest == *digest && IsSameFile(*before, file)) {
     file.header = std::move(before->header);
@@ -227,6 +227,12 @@ IoTask<Status> OpenShardFile(ShardFile& file) {
   }
   if (!opened.ok()) co_return ReadErrnoStatus(opened.error, "opening " + file.name);
   co_return Adopt(file);
+}
+
+Status DecodeHeaderOf(const StoredCheckpoint& checkpoint, const ManifestShard& shard, Bytes header, ShardFile& file) {
+  CAIRN_RETURN_IF_ERROR(CheckDigest(header, shard.header_digest, file.name));
+  CAIRN_ASSIGN_OR_RETURN(file.header, DecodeShardHeader(header, shard.length, file.name));
+  return CheckPlace(checkpoint.manifest, shard, file);
 }
 
 IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const ManifestShard& shard, ShardFile& file) {

@@ -60,6 +60,10 @@ IoTask<Status> OpenShardFile(ShardFile& file);
 /// All arguments outlive the task.
 IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const ManifestShard& shard, ShardFile& file);
 
+/// The same of a header that was read in another way. Long values are not read.
+[[nodiscard]] Status DecodeHeaderOf(const StoredCheckpoint& checkpoint, const ManifestShard& shard, Bytes header,
+                                    ShardFile& file);
+
 /// Opens one safetensors file: a plain one, or a single shard. NotFound if there is none. Blocking; needs exclusive use
 /// of the queue.
 [[nodiscard]] Result<ShardFile> OpenTensorFile(IoQueue& queue, const std::string& path);

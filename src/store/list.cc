@@ -101,19 +101,8 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
     return Error(StatusCode::kCorrupt, "{}: expected step {}, as in the folder's name, found {}", path, *expected,
                  manifest.step);
   }
-  StoredCheckpoint checkpoint;
+  StoredCheckpoint checkpoint = DescribeManifest(std::move(manifest), bytes);
   CheckpointInfo& info = checkpoint.info;
-  info.bytes = bytes;
-  for (const ManifestShard& shard : manifest.shards) info.bytes = SaturatingSum(info.bytes, shard.length);
-  if (manifest.index) info.bytes = SaturatingSum(info.bytes, manifest.index->length);
-  info.step = manifest.step;
-  info.line = manifest.line;
-  info.root = manifest.root;
-  info.attempt = manifest.attempt;
-  if (manifest.parent) info.parent = manifest.parent->step;
-  info.world = manifest.world;
-  info.nonfinite = WorstOf(manifest.shards);
-  info.frozen = FrozenIn(manifest.shards, manifest.attempt);
   info.suspect = info.frozen == Frozen::kLinked && IsSuspect(fd);
   // If the pin cannot be checked, it counts as set.
   info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
@@ -123,7 +112,6 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
     checkpoint.committed_at =
         static_cast<double>(facts.st_mtim.tv_sec) + static_cast<double>(facts.st_mtim.tv_nsec) / 1e9;
   }
-  checkpoint.manifest = std::move(manifest);
   return checkpoint;
 }
 
@@ -223,6 +211,24 @@ void ReadAll(const PathAt& root, std::vector<Listed>& all) {
 }
 
 }  // namespace
+
+StoredCheckpoint DescribeManifest(Manifest manifest, std::uint64_t bytes) {
+  StoredCheckpoint checkpoint;
+  CheckpointInfo& info = checkpoint.info;
+  info.bytes = bytes;
+  for (const ManifestShard& shard : manifest.shards) info.bytes = SaturatingSum(info.bytes, shard.length);
+  if (manifest.index) info.bytes = SaturatingSum(info.bytes, manifest.index->length);
+  info.step = manifest.step;
+  info.line = manifest.line;
+  info.root = manifest.root;
+  info.attempt = manifest.attempt;
+  if (manifest.parent) info.parent = manifest.parent->step;
+  info.world = manifest.world;
+  info.nonfinite = WorstOf(manifest.shards);
+  info.frozen = FrozenIn(manifest.shards, manifest.attempt);
+  checkpoint.manifest = std::move(manifest);
+  return checkpoint;
+}
 
 Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder) {
   std::string path = folder;

@@ -24,6 +24,8 @@ struct StoredCheckpoint {
   std::optional<double> committed_at = std::nullopt;
 };
 
+/// As far as its manifest describes it, which has so many bytes: without where it lies, pins and marks.
+[[nodiscard]] StoredCheckpoint DescribeManifest(Manifest manifest, std::uint64_t bytes);
 /// Lists step-*: checkpoints whose manifests verify by {line, step}, oldest first, then damaged ones by step.
 /// Takes no lock and writes nothing; reads long lists on several threads. NotFound if the root is missing. Skips
 /// folders that retention removes meanwhile.

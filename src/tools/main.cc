@@ -337,8 +337,12 @@ void AddMirror(CLI::App& app, Action& chosen) {
       app, chosen, MirrorRoot, "mirror", "Copy the checkpoints of a root elsewhere as they come, beside its job");
   mirror.footer(
       "Ends with SIGTERM or Ctrl-C. Training does not wait for it. Start it again after an error: it goes on.");
-  mirror.add_option("root", mirroring.root, "A directory of checkpoints")->required();
-  mirror.add_option("target", mirroring.target, "Another directory, on another disk; it is made if it is missing")
+  mirror.add_option("root", mirroring.root, "A directory of checkpoints; with --once also what TARGET may be")
+      ->required();
+  mirror
+      .add_option("target", mirroring.target,
+                  "Another directory, on another disk; it is made if it is missing. Or s3://BUCKET/PREFIX, gs://, "
+                  "az:// or rclone:REMOTE:PATH, by rclone")
       ->required();
   mirror.add_option("--every", mirroring.every, "Only steps divisible by this")
       ->check(WholeNumber(1))

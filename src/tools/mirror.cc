@@ -15,6 +15,8 @@
 #include "base/human.h"
 #include "base/print_error.h"
 #include "base/status_macros.h"
+#include "mirror/bucket.h"
+#include "mirror/rclone.h"
 #include "tools/commands.h"
 #include "tools/interruption.h"
 #include "tools/output.h"
@@ -35,9 +37,7 @@ constexpr std::chrono::seconds kLongestPause{60};
 constexpr int kDepth = 8;
 
 Status CheckTarget(const std::string& target) {
-  if (target.find("://") != std::string::npos) {
-    return Error(StatusCode::kUnsupported, "{}: expected a directory; object stores are not supported", target);
-  }
+  if (IsBucket(target)) return BucketAddress::Parse(target).status();
   struct stat found {};
   return ::stat(target.c_str(), &found) == 0 ? CheckRoot(target) : Status::Ok();
 }
@@ -138,19 +138,29 @@ class MirrorLoop {
 }  // namespace
 
 Result<int> MirrorRoot(const MirrorRootOptions& options) {
-  CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
+  if (!IsBucket(options.root)) {
+    CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
+  } else if (!options.once) {
+    return Error(StatusCode::kInvalidArgument, "{}: what an object store has is copied with --once", options.root);
+  }
   CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
   // Whoever closes stdin by dying reads no more of what is said.
   if (options.with_stdin) std::signal(SIGPIPE, SIG_IGN);
-  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, kDepth));
+  MirrorOptions mirroring{
+      .root = options.root,
+      .target = options.target,
+      .rules = {.every = options.every, .keep_last = options.keep_last, .keep_every = options.keep_every},
+      .on_note = [](const std::string& note) { PrintError("{}\n", Printable(note)); }};
+  const bool bucket = IsBucket(options.root) || IsBucket(options.target);
+  if (bucket) {
+    CAIRN_ASSIGN_OR_RETURN(mirroring.rclone, Rclone::Find());
+    mirroring.rclone->interrupted = CatchInterruptions();
+  }
+  // Pipes to rclone block its threads.
+  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice,
+                         ChooseIoQueue(bucket ? IoQueueKind::kThreads : IoQueueKind::kAuto, kDepth));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
-  CAIRN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Mirror> mirror,
-      Mirror::Open(*queue,
-                   {.root = options.root,
-                    .target = options.target,
-                    .rules = {.every = options.every, .keep_last = options.keep_last, .keep_every = options.keep_every},
-                    .on_note = [](const std::string& note) { PrintError("{}\n", Printable(note)); }}));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Mirror> mirror, Mirror::Open(*queue, mirroring));
   return MirrorLoop(options, *mirror).UntilTheEnd();
 }
 

@@ -33,6 +33,12 @@ IoQueueFactory PlainFactory() {
   return choice->factory;
 }
 
+IoQueueFactory ThreadsFactory() {
+  const auto choice = ChooseIoQueue(IoQueueKind::kThreads, 8);
+  EXPECT_TRUE(choice.ok()) << choice.status();
+  return choice->factory;
+}
+
 std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory) {
   auto queue = factory();
   EXPECT_TRUE(queue.ok()) << queue.status();
@@ -93,7 +99,10 @@ Status MirrorCase::Retire(std::uint64_t step) const {
 }
 
 Status MirrorCase::Compare(const std::string& target, std::uint64_t step) const {
-  const std::string folder = target + "/" + StepName(step);
+  return CompareFolder(target + "/" + StepName(step));
+}
+
+Status MirrorCase::CompareFolder(const std::string& folder) const {
   CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint found, ReadCheckpointFolder(folder));
   const auto saved = saved_.find(found.info.attempt);
   if (saved == saved_.end()) return Error(StatusCode::kCorrupt, "{}: nobody saved it", folder);

@@ -35,6 +35,7 @@ class MirrorCase {
 
   /// Whether the target's folder of a step has what was saved, byte for byte, and nothing else.
   [[nodiscard]] Status Compare(const std::string& target, std::uint64_t step) const;
+  [[nodiscard]] Status CompareFolder(const std::string& folder) const;
   /// The steps that the target lists; each is compared with what was saved. A difference is a test failure.
   [[nodiscard]] std::vector<std::uint64_t> GoodSteps(const std::string& target) const;
   /// What the target or the root has beside checkpoints and their writers' files; of the root also what is held.
@@ -62,6 +63,8 @@ class MirrorCase {
 };
 
 [[nodiscard]] IoQueueFactory PlainFactory();
+/// As a mirror to an object store has it.
+[[nodiscard]] IoQueueFactory ThreadsFactory();
 [[nodiscard]] std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory = PlainFactory());
 /// A mirror; a failure is a test failure, and null.
 [[nodiscard]] std::unique_ptr<Mirror> OpenMirror(IoQueue& queue, const MirrorOptions& options);

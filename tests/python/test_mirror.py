@@ -202,15 +202,15 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
 
     home = run("mirror", root, tmp_path / "home", "--once")
     another = run("mirror", root, other, "--once", "--keep-last", "1")
-    bucket = run("mirror", root, "s3://bucket/run", "--once")
+    unknown = run("mirror", root, "ftp://host/run", "--once")
     inside = run("mirror", root, root / "mirror", "--once")
     missing = run("mirror", tmp_path / "nowhere", other, "--once")
 
-    for refused in (home, another, bucket, inside, missing):
+    for refused in (home, another, unknown, inside, missing):
         assert refused.returncode == 2 and refused.stdout == "", refused
     assert "is not a directory of Cairn's checkpoints" in home.stderr
     assert f"{other} is not a copy of that root: expected the id " in another.stderr
-    assert "object stores are not supported" in bucket.stderr
+    assert "expected a directory, s3://, gs://, az:// or rclone:REMOTE:PATH" in unknown.stderr
     expect_whole(other, 7)
     with mirror(root, tmp_path / "mirror") as first:
         first.wait_for(1)

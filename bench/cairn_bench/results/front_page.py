@@ -21,7 +21,7 @@ FACTS = (
     ("host memory beside the state", "little", "the whole state", "a pool: the state's size, at most a quarter of what is free; or your limit"),
     # tests/python/test_layouts.py, test_dcp_ranks.py
     ("another number of ranks", "no", "yes", "yes, through `cairn.dcp`; plain trees: what is replicated"),
-    ("object storage", "through other libraries", "through fsspec", "no"),
+    ("object storage", "through other libraries", "through fsspec", "copies, by rclone"),
     ("on GPUs", "everywhere, for years", "everywhere, for years", "minutes on one H200"),
 )  # fmt: skip
 

@@ -1,0 +1,326 @@
+#include "mirror/bucket.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
+
+#include "base/human.h"
+#include "base/status_macros.h"
+#include "format/fields.h"
+#include "store/names.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::uint64_t kMostListed = 1U << 30;
+
+struct Scheme {
+  std::string_view name;
+  std::string_view backend;
+};
+constexpr std::array kSchemes = {Scheme{"s3://", ":s3:"}, Scheme{"gs://", ":gcs:"}, Scheme{"az://", ":azureblob:"}};
+constexpr std::string_view kRemote = "rclone:";
+
+bool IsWord(std::string_view text, std::string_view more) {
+  return !text.empty() && std::ranges::all_of(text, [more](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           more.find(c) != std::string_view::npos;
+  });
+}
+
+/// Whether no part of the path is empty, "." or "..".
+bool IsPlainPath(std::string_view path) {
+  if (!IsShown(path)) return false;
+  while (true) {
+    const std::size_t end = std::min(path.find('/'), path.size());
+    const std::string_view part = path.substr(0, end);
+    if (part.empty() || part == "." || part == "..") return false;
+    if (end == path.size()) return true;
+    path.remove_prefix(end + 1);
+  }
+}
+
+/// Seconds since 1970 of "2026-11-30T13:59:23.166Z" or "...+01:00"; 0 if it is something else.
+double ParseTime(const std::string& text) {
+  std::tm day{};
+  double seconds = 0;
+  int used = 0;
+  if (std::sscanf(text.c_str(), "%d-%d-%dT%d:%d:%lf%n", &day.tm_year, &day.tm_mon, &day.tm_mday, &day.tm_hour,
+                  &day.tm_min, &seconds, &used) != 6) {
+    return 0;
+  }
+  day.tm_year -= 1900;
+  day.tm_mon -= 1;
+  char sign = 0;
+  int hours = 0;
+  int minutes = 0;
+  const int zone = std::sscanf(text.c_str() + used, "%c%d:%d", &sign, &hours, &minutes);
+  const double east = zone == 3 ? (sign == '-' ? -60.0 : 60.0) * (60 * hours + minutes) : 0;
+  return static_cast<double>(::timegm(&day)) + seconds - east;
+}
+
+/// Step and attempt of "step-00000000000000001000.<attempt>".
+std::optional<std::pair<std::uint64_t, std::string>> ParseFolder(std::string_view name) {
+  const std::size_t dot = name.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::optional<std::uint64_t> step = ParseStepName(name.substr(0, dot));
+  const std::string_view attempt = name.substr(dot + 1);
+  if (!step || !IsAttemptId(attempt)) return std::nullopt;
+  return std::pair(*step, std::string(attempt));
+}
+
+}  // namespace
+
+bool IsBucket(std::string_view target) {
+  return target.starts_with(kRemote) || target.find("://") != std::string_view::npos;
+}
+
+Result<BucketAddress> BucketAddress::Parse(std::string_view text) {
+  while (text.ends_with('/') && !text.ends_with("://")) text.remove_suffix(1);
+  if (text.starts_with(kRemote)) {
+    const std::string_view rest = text.substr(kRemote.size());
+    const std::size_t colon = std::min(rest.find(':'), rest.size());
+    const std::string_view path = rest.substr(std::min(colon + 1, rest.size()));
+    // One with settings of its own may have secrets.
+    if (IsWord(rest.substr(0, colon), "_-.+@ ") && colon < rest.size() &&
+        IsPlainPath(path.substr(path.starts_with('/') ? 1 : 0))) {
+      return BucketAddress{.text = std::string(text), .remote = std::string(rest)};
+    }
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: expected rclone:REMOTE:PATH, with REMOTE as rclone's configuration names it", Printable(text));
+  }
+  for (const auto& [scheme, backend] : kSchemes) {
+    if (!text.starts_with(scheme)) continue;
+    const std::string_view path = text.substr(scheme.size());
+    if (IsPlainPath(path) && IsWord(path.substr(0, path.find('/')), "-._")) {
+      return BucketAddress{.text = std::string(text), .remote = fmt::format("{}{}", backend, path)};
+    }
+    return Error(StatusCode::kInvalidArgument, "{}: expected {}BUCKET/PREFIX", Printable(text), scheme);
+  }
+  return Error(StatusCode::kUnsupported, "{}: expected a directory, s3://, gs://, az:// or rclone:REMOTE:PATH",
+               Printable(text));
+}
+
+std::string BucketAddress::Remote(std::string_view name) const { return fmt::format("{}/{}", remote, name); }
+
+std::string Bucket::FolderName(const CheckpointInfo& info) { return StepName(info.step) + "." + info.attempt; }
+
+Result<std::unique_ptr<RcloneCall>> Bucket::Start(const std::vector<std::string>& arguments,
+                                                  const std::string& doing) const {
+  return RcloneCall::Start(rclone_, arguments, doing);
+}
+
+Result<std::unique_ptr<RcloneCall>> Bucket::StartRead(const std::string& name, std::uint64_t offset,
+                                                      std::uint64_t length) const {
+  std::vector<std::string> arguments{"cat", address_.Remote(name)};
+  if (offset != 0) arguments.push_back(fmt::format("--offset={}", offset));
+  arguments.push_back(fmt::format("--count={}", length));
+  return Start(arguments, fmt::format("reading {}/{}", text(), name));
+}
+
+Result<std::unique_ptr<RcloneCall>> Bucket::StartWrite(const std::string& name, std::uint64_t length) const {
+  return Start({"rcat", fmt::format("--size={}", length), address_.Remote(name)},
+               fmt::format("writing {}/{}", text(), name));
+}
+
+Result<std::unique_ptr<RcloneCall>> Bucket::StartCopy(const std::string& from, const std::string& to) const {
+  return Start({"copyto", "--ignore-times", address_.Remote(from), address_.Remote(to)},
+               fmt::format("copying {}/{} to {}", text(), from, to));
+}
+
+Result<std::string> Bucket::Get(const std::string& name, std::uint64_t length) {
+  std::string bytes(length, '\0');
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<RcloneCall> call, StartRead(name, 0, length));
+  CAIRN_RETURN_IF_ERROR(call->Read(reinterpret_cast<std::byte*>(bytes.data()), bytes.size()));
+  CAIRN_RETURN_IF_ERROR(call->End());
+  return bytes;
+}
+
+Status Bucket::Put(const std::string& name, std::string_view text) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<RcloneCall> call, StartWrite(name, text.size()));
+  CAIRN_RETURN_IF_ERROR(call->Write(std::as_bytes(std::span(text))));
+  return call->End();
+}
+
+Status Bucket::Read(const std::string& json) {
+  folders_.clear();
+  try {
+    for (const nlohmann::json& one : nlohmann::json::parse(json)) {
+      const std::string path = one.at("Path").get<std::string>();
+      const auto bytes = static_cast<std::uint64_t>(std::max<std::int64_t>(one.at("Size").get<std::int64_t>(), 0));
+      const std::size_t slash = path.find('/');
+      const auto names = ParseFolder(path.substr(0, slash));
+      if (slash == std::string::npos || !names) continue;
+      Folder& folder = folders_[path.substr(0, slash)];
+      const double time = ParseTime(one.at("ModTime").get<std::string>());
+      folder.name = path.substr(0, slash);
+      folder.step = names->first;
+      folder.attempt = names->second;
+      folder.objects[path.substr(slash + 1)] = bytes;
+      folder.time = std::max(folder.time, time);
+      if (path.substr(slash + 1) == kManifestName) folder.manifest_time = time;
+    }
+  } catch (const nlohmann::json::exception& error) {
+    return Error(StatusCode::kIoError, "listing {}: expected rclone's JSON, found: {}", text(), error.what());
+  }
+  return Status::Ok();
+}
+
+Result<StoredCheckpoint> Bucket::ReadFolder(const Folder& folder, std::uint64_t bytes) {
+  StoredCheckpoint read;
+  read.info.step = folder.step;
+  read.info.attempt = folder.attempt;
+  read.info.path = text() + "/" + folder.name;
+  const std::string name = read.info.path + "/" + std::string(kManifestName);
+  if (bytes > kMaxManifestBytes) {
+    read.info.status =
+        Error(StatusCode::kCorrupt, "{}: expected at most {} bytes, found {}", name, kMaxManifestBytes, bytes);
+    return read;
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::string json, Get(folder.name + "/" + std::string(kManifestName), bytes));
+  Result<Manifest> manifest = DecodeManifest(json, name);
+  if (manifest.ok() && (manifest->step != folder.step || manifest->attempt != folder.attempt)) {
+    manifest = Error(StatusCode::kCorrupt, "{}: expected step {}, attempt {}; found step {}, attempt {}", name,
+                     folder.step, folder.attempt, manifest->step, manifest->attempt);
+  }
+  if (!manifest.ok()) {
+    read.info.status = manifest.status();
+    return read;
+  }
+  StoredCheckpoint good = DescribeManifest(*std::move(manifest), bytes);
+  good.info.path = read.info.path;
+  return good;
+}
+
+Result<StoredCheckpoint> Bucket::Describe(const Folder& folder) {
+  const std::uint64_t bytes = *folder.Length(std::string(kManifestName));
+  const auto known = known_.find(folder.name);
+  if (known == known_.end() || known->second.bytes != bytes ||
+      known->second.time.value_or(folder.manifest_time) != folder.manifest_time) {
+    CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint read, ReadFolder(folder, bytes));
+    known_[folder.name] = {.bytes = bytes, .time = folder.manifest_time, .checkpoint = std::move(read)};
+  }
+  known_[folder.name].time = folder.manifest_time;
+  StoredCheckpoint found = known_[folder.name].checkpoint;
+  found.committed_at = folder.manifest_time;
+  found.info.suspect = found.info.frozen == Frozen::kLinked && folder.Length(std::string(kSuspectName));
+  return found;
+}
+
+Result<std::vector<StoredCheckpoint>> Bucket::List() {
+  CAIRN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<RcloneCall> call,
+      Start({"lsjson", "-R", "--files-only", "--no-mimetype", address_.remote}, "listing " + text()));
+  Result<std::string> listed = call->ReadAll(kMostListed);
+  // A bucket must be there; a folder of another remote is made.
+  if (listed.status().code() == StatusCode::kNotFound && text().starts_with(kRemote)) listed = std::string("[]");
+  CAIRN_RETURN_IF_ERROR(listed.status());
+  CAIRN_RETURN_IF_ERROR(Read(*listed));
+  superseded_.clear();
+  unfinished_.clear();
+  std::erase_if(known_, [this](const auto& one) { return !folders_.contains(one.first); });
+  // By step.
+  std::map<std::uint64_t, StoredCheckpoint> newest;
+  const auto rank = [](const StoredCheckpoint& one) {
+    return std::tuple(one.info.status.ok(), one.info.line, one.committed_at, one.info.attempt);
+  };
+  for (const auto& [name, folder] : folders_) {
+    if (!folder.objects.contains(std::string(kManifestName))) {
+      unfinished_.push_back(folder);
+      continue;
+    }
+    CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint one, Describe(folder));
+    const auto [at, fresh] = newest.try_emplace(folder.step, one);
+    if (fresh) continue;
+    if (rank(at->second) < rank(one)) std::swap(at->second, one);
+    superseded_.push_back(*Find(FolderName(one.info)));
+  }
+  std::vector<StoredCheckpoint> list;
+  for (auto& [step, one] : newest) list.push_back(std::move(one));
+  std::ranges::sort(list, {}, [](const StoredCheckpoint& one) {
+    return std::tuple(!one.info.status.ok(), one.info.line, one.info.step);
+  });
+  return list;
+}
+
+Status Bucket::CheckObjects(const StoredCheckpoint& one) const {
+  CAIRN_RETURN_IF_ERROR(one.info.status);
+  const Folder* const folder = Find(FolderName(one.info));
+  for (const ManifestShard& shard : one.manifest.shards) {
+    const std::optional<std::uint64_t> found = folder == nullptr ? std::nullopt : folder->Length(shard.file);
+    if (found == shard.length) continue;
+    return Error(StatusCode::kCorrupt, "{}/{}: expected {} bytes, found {}", one.info.path, shard.file, shard.length,
+                 found ? std::to_string(*found) : "none");
+  }
+  return Status::Ok();
+}
+
+std::optional<std::uint64_t> Bucket::Folder::Length(const std::string& file) const {
+  const auto found = objects.find(file);
+  return found == objects.end() ? std::nullopt : std::optional(found->second);
+}
+
+const Bucket::Folder* Bucket::Find(std::string_view folder) const {
+  const auto found = folders_.find(folder);
+  return found == folders_.end() ? nullptr : &found->second;
+}
+
+Result<std::optional<WriterRecord>> Bucket::ReadWriter() {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<RcloneCall> call,
+                         StartRead(std::string(kWriterName), 0, kMaxRecordBytes));
+  const Result<std::string> json = call->ReadAll(kMaxRecordBytes);
+  // Some versions succeed, and print nothing, if there is no such object.
+  if (json.status().code() == StatusCode::kNotFound || (json.ok() && json->empty())) {
+    return std::optional<WriterRecord>();
+  }
+  CAIRN_RETURN_IF_ERROR(json.status());
+  CAIRN_ASSIGN_OR_RETURN(WriterRecord record, DecodeWriter(*json, text() + "/" + std::string(kWriterName)));
+  return std::optional(std::move(record));
+}
+
+Status Bucket::WriteWriter(const WriterRecord& record) { return Put(std::string(kWriterName), EncodeWriter(record)); }
+
+Result<std::string> Bucket::ReadManifest(const CheckpointInfo& info) {
+  const std::string folder = FolderName(info);
+  const Folder* const found = Find(folder);
+  const auto length = found == nullptr ? std::nullopt : found->Length(std::string(kManifestName));
+  if (!length) return Error(StatusCode::kNotFound, "{} has no {} any more", text(), folder);
+  return Get(folder + "/" + std::string(kManifestName), *length);
+}
+
+// Some stores have no empty objects.
+Status Bucket::MarkSuspect(const CheckpointInfo& info) {
+  return Put(FolderName(info) + "/" + std::string(kSuspectName), "\n");
+}
+
+Status Bucket::PutManifest(const StoredCheckpoint& one, std::string_view manifest) {
+  const std::string folder = FolderName(one.info);
+  known_.erase(folder);
+  CAIRN_RETURN_IF_ERROR(Put(folder + "/" + std::string(kManifestName), manifest));
+  Known known{.bytes = manifest.size(), .time = std::nullopt, .checkpoint = one};
+  known.checkpoint.info.path = text() + "/" + folder;
+  known.checkpoint.info.pinned = false;
+  known_[folder] = std::move(known);
+  return Status::Ok();
+}
+
+Status Bucket::Remove(const Folder& folder) {
+  if (folder.objects.contains(std::string(kManifestName))) {
+    const std::string name = folder.name + "/" + std::string(kManifestName);
+    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<RcloneCall> call,
+                           Start({"deletefile", address_.Remote(name)}, fmt::format("removing {}/{}", text(), name)));
+    CAIRN_RETURN_IF_ERROR(call->End());
+  }
+  CAIRN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<RcloneCall> call,
+      Start({"purge", address_.Remote(folder.name)}, fmt::format("removing {}/{}", text(), folder.name)));
+  return call->End();
+}
+
+}  // namespace cairn

