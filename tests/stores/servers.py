@@ -51,7 +51,7 @@ class Server:
             with open(self.folder / "server.log", "ab") as log:
                 self.process = subprocess.Popen(self.command(), stdout=log, stderr=log, start_new_session=True)
             with contextlib.suppress(AssertionError):
-                until(self._answers, 60)
+                until(self._answers, 300)
                 return
             self.kill()
         pytest.fail((self.folder / "server.log").read_text())
@@ -64,9 +64,8 @@ class Server:
 
     def _answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None
-        time_out = 5
         try:
-            connection = http.client.HTTPConnection(self.address, timeout=time_out)
+            connection = http.client.HTTPConnection(self.address, timeout=60)
             connection.request("GET", "/")
             return connection.getresponse().status < 500
         except OSError:
