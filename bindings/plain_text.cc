@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/json_text.h"
-#include "base/utf8.h"
 #include "base64.h"
 #include "plain_kinds.h"
 #include "plain_values.h"
@@ -88,13 +87,12 @@ class PlainWriter {
       return true;
     }
     // Not PyUnicode_AsUTF8, which would keep its result in the caller's str.
-    utf8_.clear();
-    const int kind = PyUnicode_KIND(value);
-    const void* const data = PyUnicode_DATA(value);
-    for (Py_ssize_t i = 0; i < PyUnicode_GET_LENGTH(value); ++i) {
-      if (!AppendUtf8(utf8_, PyUnicode_READ(kind, data, i))) return false;
+    const auto utf8 = py::reinterpret_steal<py::object>(PyUnicode_AsUTF8String(value));
+    if (!utf8) {
+      PyErr_Clear();
+      return false;
     }
-    AppendJsonString(out_, utf8_);
+    AppendJsonString(out_, {PyBytes_AS_STRING(utf8.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(utf8.ptr()))});
     return true;
   }
 
@@ -178,7 +176,6 @@ class PlainWriter {
   std::string& out_;
   const std::size_t most_;
   std::vector<PyObject*> open_;  // What is being written: one of them within itself has no end.
-  std::string utf8_;
   bool packed_ = false;
   bool too_long_ = false;
 };
