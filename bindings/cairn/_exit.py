@@ -60,6 +60,11 @@ def _say_lost(message: str) -> None:
     global _lost
     _lost = True
     _core.fail_exit()
+    say(message)
+
+
+def say(message: str) -> None:
+    """On stderr, never anywhere else."""
     stream = sys.stderr or sys.__stderr__  # None: the program, or whoever started it, has none.
     if stream is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from . import _threads
 from ._arguments import callback, seconds, several
 from ._errors import Error, FailedPrecondition, InvalidArgument
+from ._exit import say
 from ._ranks.stopping import Agreement
 from ._tree.paths import shown
 
@@ -125,11 +126,7 @@ class Stop:
         except Error:  # Closed meanwhile.
             return
         last = f"the newest durable checkpoint is step {steps[-1]}" if steps else "no checkpoint is durable"
-        print(
-            f"cairn: {self._root}: {self._heard} came {grace:g} s ago, and nobody has called stop_requested() since: {last}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"{self._root}: {self._heard} came {grace:g} s ago, and nobody has called stop_requested() since: {last}")
 
     def _watch(self, notice: Callable[[], Any], every: float) -> None:
         failed = False
