@@ -62,7 +62,7 @@ def load_state(
         keys = sorted(state, key=str)  # The same order on all ranks: an object may use collectives.
         taken = {key: state[key].state_dict() if isinstance(state[key], Stateful) else state[key] for key in keys}
         load = _Load(checkpointer, state, taken, folder, allow_loss, strict, partial, alone, parts)
-    except Exception as error:
+    except BaseException as error:
         if not alone:
             reading.refuse(error, step, folder)
         raise

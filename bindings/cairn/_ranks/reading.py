@@ -59,7 +59,7 @@ class Reading:
         """Waits for the saves of this process that a reader would read. Raises DeadlineExceeded."""
         _in_flight.wait_for(self._root, step, folder, self._timeout)
 
-    def refuse(self, why: Exception, step: int | None = None, folder: str = "") -> None:
+    def refuse(self, why: BaseException, step: int | None = None, folder: str = "") -> None:
         """In place of `restore` or `restore_planned`, where this rank's arguments are wrong: the other ranks wait for it."""
 
         def plan(_: dict[str, Any]) -> _core.ReadPlan:
