@@ -248,6 +248,13 @@ std::int64_t TorchReader::Version(py::handle tensor) const {
   return kNoVersion;
 }
 
+std::int64_t TorchReader::Version(py::handle tensor, py::handle counter) const {
+  const std::int64_t own = Version(tensor);
+  const std::int64_t besides = counter ? Version(counter) : kNoVersion;
+  if (own == kNoVersion || besides == kNoVersion) return std::max(own, besides);
+  return own + besides;
+}
+
 bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape, std::int64_t* room) const {
   const std::size_t before = shape.size();
   if (to_dlpack_ != nullptr ? ReadDlpack(tensor, dense, shape) : ReadAttributes(tensor, dense, shape)) {

@@ -49,6 +49,8 @@ class TorchReader {
   /// `_version`. kNoVersion for what does not count (inference tensors).
   [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;
   static constexpr std::int64_t kNoVersion = -1;
+  /// It changes if one of both does. `counter` may be null.
+  [[nodiscard]] std::int64_t Version(pybind11::handle tensor, pybind11::handle counter) const;
   /// Which count `_version` is: two tensors with one count have one address here. It may be used again once no tensor
   /// has the count. Null if torch does not say.
   [[nodiscard]] const void* VersionCounter(pybind11::handle tensor) const;

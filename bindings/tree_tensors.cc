@@ -504,6 +504,13 @@ std::uint64_t TreeTensors::EndsOf(const StridedLayout& layout) {
   return first * kSpread ^ last;
 }
 
+py::object TreeTensors::CounterOf(py::handle tensor) const {
+  if (counters_.empty()) return {};
+  PyObject* const found =
+      PyDict_GetItemWithError(counters_.ptr(), py::int_(reinterpret_cast<std::uintptr_t>(tensor.ptr())).ptr());
+  return py::reinterpret_borrow<py::object>(found);
+}
+
 std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table, bool versions, bool ends) const {
   std::vector<Source> sources;
   sources.reserve(given_.size());
@@ -527,12 +534,15 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
       ++copied;
     } else if (given_[i].tensor && !table[i].is_alias() && table[i].bytes() > 0) {
       const bool known = torch_ != nullptr && torch_->Knows(given_[i].tensor);
+      const py::object counter = CounterOf(given_[i].tensor);
       Source source{.entry = i,
                     .tensor = py::reinterpret_borrow<py::object>(given_[i].tensor),
                     .data = given_[i].data,
                     .room = given_[i].room,
-                    .version = known && versions ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion};
-      const bool uncounted = source.version == TorchReader::kNoVersion;
+                    .version = known && versions ? torch_->Version(given_[i].tensor, counter) : TorchReader::kNoVersion,
+                    .counter = counter};
+      // torch's operations on lists of DTensors are counted nowhere.
+      const bool uncounted = source.version == TorchReader::kNoVersion || counter;
       if (ends && table[i].device.kind == DeviceKind::kCpu && (uncounted || is_looked_at(i))) {
         source.ends = EndsOf(table[i].layout);
       }
@@ -556,6 +566,7 @@ void BindTreeTensors(py::module_& module) {
   py::class_<TreeTensors>(module, "TreeTensors")
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
       .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
+      .def("count_by", &TreeTensors::CountBy, "counters"_a)
       .def("add_part", &TreeTensors::AddPart, "name"_a, "tensor"_a, "part"_a)
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "mark"_a, "nests"_a, "node"_a)
       .def_property_readonly("given", &TreeTensors::given)

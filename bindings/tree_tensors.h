@@ -68,6 +68,8 @@ class TreeTensors {
     std::int64_t version;  ///< TorchReader::kNoVersion if it has none.
     /// See EndsOf; of those in CPU memory that have no version, and of some others.
     std::optional<std::uint64_t> ends = std::nullopt;
+    /// The tensor that counts writes besides, or none: see CountBy.
+    pybind11::object counter = {};
     /// Of a torch tensor in CPU memory: so that what is read stays there if the tensor is given another one.
     pybind11::object storage = {};
   };
@@ -130,6 +132,8 @@ class TreeTensors {
   /// A step of an optimizer has written the parameters that have a gradient, and their state. Torch's fused steps are
   /// not counted.
   static void NoteStep(LastSave& last, const TorchReader& torch, pybind11::handle groups, pybind11::handle state);
+  /// By the id of a tensor that is added: another, which has its memory and a count of its own, as a DTensor has.
+  void CountBy(const pybind11::dict& counters) { counters_ = counters; }
   /// The caller's tensors that a save of the State with this table reads after the call of Save has returned; with
   /// their versions and ends if asked for.
   [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table, bool versions, bool ends) const;
@@ -144,6 +148,8 @@ class TreeTensors {
     const void* data;
     std::int64_t room;  // As Source has it.
   };
+
+  [[nodiscard]] pybind11::object CounterOf(pybind11::handle tensor) const;
 
   struct Extents {
     std::span<const std::int64_t> shape;
@@ -175,6 +181,7 @@ class TreeTensors {
   const std::shared_ptr<const TorchReader> torch_;
   Seen seen_;
   std::vector<Given> given_;  // By place in seen_.tensors.
+  pybind11::dict counters_;
   std::vector<pybind11::object> kept_;
   pybind11::list all_given_;
   pybind11::object frozen_by_;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+from cairn._dcp.garbage import no_collections
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.skipif(not hasattr(state_dict_saver, "AsyncSaveResponse"), reason="async_save returns one future only"),
@@ -220,3 +224,48 @@ def test_a_load_that_waits_too_long_for_an_upload_names_it(make: Make) -> None:
 
     call_back(response, planner, load)  # On the upload's thread, which waits for itself no longer.
     assert target["w"].all()
+
+
+WRITTEN = """
+def save_and_write(step, write):
+    big, wrap = torch.full((20_000,), 1.0), lambda one: DTensor.from_local(one, mesh, [Shard(0)], run_check=False)
+    state = {f"w{i:03}": wrap(big.clone()) for i in range(400)}
+    c._engine.core.begin_step()  # The save is not checked before that step ends.
+    response = cairn.dcp.async_save(state, storage_writer=cairn.dcp.StorageWriter(c, step))
+    with torch.no_grad():
+        write(state)
+    try:
+        response.upload_completion.result()
+    except BaseException as error:
+        return str(error)
+    return "committed"
+"""
+
+
+def test_a_dtensor_that_is_overwritten_too_early_fails_the_save(worlds: Worlds) -> None:
+    """What writes into a DTensor is counted there, and not at its local tensor; on lists of them it is counted nowhere."""
+    world = worlds(2)
+    world.all(WRITTEN)
+    writes = ["state['w095'].mul_(3)", "state['w096'].copy_(state['w001'] * 5)", "state['w097'].to_local().add_(1)",
+              "torch._foreach_mul_([state['w098']], 3)"]  # fmt: skip
+    for step, write in enumerate(writes, 1):
+        for said in world.all(f"save_and_write({step}, lambda state: {write} if rank == 1 else None)"):
+            assert f'tensor "w0{94 + step}" was overwritten after save()' in said, (write, said)
+    assert world.all("save_and_write(9, lambda state: None)") == ["committed"] * 2
+    end(world)
+
+
+def test_garbage_is_collected_again_after_a_save_in_a_forked_child_and_as_the_caller_has_it() -> None:
+    with no_collections(), no_collections():
+        assert not gc.isenabled()
+        if (child := os.fork()) == 0:
+            os._exit(not gc.isenabled())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_collections():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

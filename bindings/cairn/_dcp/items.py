@@ -64,6 +64,7 @@ class Piece:
     offset: tuple[int, ...] | None = None
     size: tuple[int, ...] = ()  # Of the whole.
     layout: str = ""  # See Held.
+    of: Any = None  # The DTensor of which it is the local tensor.
 
     def as_whole(self) -> Piece:
         if self.offset is not None and (any(self.offset) or tuple(self.tensor.shape) != self.size):
@@ -232,6 +233,7 @@ class Items:
         tied = _add_parts(sink, self.pieces, {*whole, *pickled})
         for name, data in pickled.items():
             sink.add(name, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        sink.core.count_by({id(piece.tensor): piece.of for piece in self.pieces if piece.of is not None})
         nodes = [
             f"{json.dumps(fqn)}:{writer.node(value, below(fqn, self.rank if fqn in self.own else None))}"
             for fqn, value in self.values.items()

@@ -424,7 +424,7 @@ class _Chunks:
         key = id(held.device_mesh), held.placements, held.shape, local.shape
         known = self._known.get(key)
         if known is not None:
-            items.pieces.append(Piece(fqn, local, known.offset, known.size, known.layout))
+            items.pieces.append(Piece(fqn, local, known.offset, known.size, known.layout, held))
             return
         first = len(items.pieces)
         self._add(items, fqn, held)
@@ -435,15 +435,16 @@ class _Chunks:
         with naming({fqn: held}, self._plan_of):
             plan = self._plan_of({fqn: held})
         for item in plan.items:
-            _add_tensor(items, item, self._planner.lookup_object(item.index), self._layouts.of(held))
+            _add_tensor(items, item, self._planner.lookup_object(item.index), held, self._layouts.of(held))
 
 
 def _items_of_plan(plan: SavePlan, planner: Any) -> Items:
     """What a rank writes by its final plan."""
     items = Items(paths=plan.planner_data if isinstance(plan.planner_data, dict) else {})
+    state = getattr(planner, "state_dict", {})
     for item in plan.items:
         if item.type != WriteItemType.BYTE_IO:
-            _add_tensor(items, item, planner.resolve_data(item))
+            _add_tensor(items, item, planner.resolve_data(item), state.get(item.index.fqn))
         else:
             _add_planned_value(items, item, planner)
     fqns = dict.fromkeys(item.index.fqn for item in plan.items)
@@ -451,16 +452,17 @@ def _items_of_plan(plan: SavePlan, planner: Any) -> Items:
     return items
 
 
-def _add_tensor(items: Items, item: WriteItem, tensor: Any, layout: str = "") -> None:
+def _add_tensor(items: Items, item: WriteItem, tensor: Any, held: Any, layout: str = "") -> None:
+    """`held` is what the state dict has."""
     planned: Any = item.tensor_data
-    chunk, tensor = planned.chunk, _waited_for(tensor)
+    chunk, tensor, of = planned.chunk, _waited_for(tensor), held if isinstance(held, DTensor) else None
     if tuple(tensor.shape) != tuple(chunk.sizes):
         raise InvalidArgument(f'"{item.index.fqn}": planned as {list(chunk.sizes)}, found {list(tensor.shape)}')
     if item.type == WriteItemType.TENSOR:
-        items.pieces.append(Piece(item.index.fqn, tensor.detach(), layout=layout))
+        items.pieces.append(Piece(item.index.fqn, tensor.detach(), layout=layout, of=of))
     else:
         offset, size = tuple(chunk.offsets), tuple(planned.size)
-        items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size, layout))
+        items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size, layout, of))
 
 
 def _waited_for(tensor: Any) -> Any:
