@@ -414,6 +414,7 @@ class _Chunks:
         self._plan_of = partial(create_default_local_save_plan, is_coordinator=True)
         self._layouts = Layouts()
         self._known: dict[Any, Piece] = {}
+        self._grad = torch.is_grad_enabled()
 
     def add(self, items: Items, fqn: str, held: Any) -> None:
         if not isinstance(held, DTensor):
@@ -432,10 +433,11 @@ class _Chunks:
             self._known[key] = items.pieces[first]
 
     def _add(self, items: Items, fqn: str, held: Any) -> None:
-        with naming({fqn: held}, self._plan_of):
+        with naming({fqn: held}, self._plan_of), torch.set_grad_enabled(self._grad):  # As DCP's own call has it.
             plan = self._plan_of({fqn: held})
-        for item in plan.items:
-            _add_tensor(items, item, self._planner.lookup_object(item.index), held, self._layouts.of(held))
+            found = [self._planner.lookup_object(item.index) for item in plan.items]
+        for item, tensor in zip(plan.items, found, strict=True):
+            _add_tensor(items, item, tensor, held, self._layouts.of(held))
 
 
 def _items_of_plan(plan: SavePlan, planner: Any) -> Items:
