@@ -27,7 +27,7 @@ PAGES = [
     ROOT / "examples/README.md",
 ]
 # How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
-# test_recipes.py (recipes, SLURM and Kubernetes), in test_metrics.py (monitoring), in test_peers.py (networks), in tests/figures and tests/bench (coming-from), in tests/consumer (C++ and CMake) and in tests/trainer.
+# test_recipes.py (recipes, SLURM and Kubernetes), in test_metrics.py (monitoring), in test_peers.py (networks), in tests/figures and tests/bench (coming-from), in tests/stores (format), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {
     ("CONTRIBUTING.md", "sh"): 1,
     ("README.md", "sh"): 1,
@@ -35,6 +35,7 @@ BLOCKS = {
     ("README.md", "cpp"): 1,
     ("coming-from.md", "sh"): 7,
     ("cpp.md", "sh"): 1,
+    ("format.md", "sh"): 1,
     ("cpp.md", "cmake"): 2,
     ("cpp.md", "cpp"): 4,
     ("integrations.md", "python"): 5,
@@ -347,6 +348,7 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         "ROOT": str(root),
         "/mnt/nvme/run7": str(root),
         "/mnt/backup/run7": str(tmp_path / "mirror"),
+        "s3://bucket/run7": str(tmp_path / "bucket"),  # Those are in tests/stores.
         " TARGET": f" {tmp_path / 'mirror'}",
         " A B": "".join(f" {root}/step-{step:020}" for step in (1, 2)),
         " N": " 1",
