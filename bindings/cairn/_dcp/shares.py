@@ -29,6 +29,7 @@ from .compare import (
     unlike_values,
     unproved,
 )
+from .garbage import no_collections
 from .items import Items, Paths, Rest, merged
 from .plain_values import VALUE, Form, Held, Key, described
 
@@ -108,8 +109,9 @@ class WriteShares:
         with self._lock:
             where = f"{self._root}, step {step}"
             known = self._agreed
-            more = {**items.beside(), "tied": items.tied()}
-            text = json.dumps([_global_rank(), self._per_rank, items.held(), more]).encode()
+            with no_collections():
+                more = {**items.beside(), "tied": items.tied()}
+                text = json.dumps([_global_rank(), self._per_rank, items.held(), more]).encode()
             own = hashlib.sha256(text).digest()
             values = {fqn: form.told() for fqn, form in items.forms.items() if fqn not in items.own}
             said = self._exchange(step, own + known.of + (self._digests(values) if own == known.own else b""))
