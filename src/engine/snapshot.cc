@@ -36,10 +36,8 @@ Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
 
 void Snapshot::TakeLongValues() {
   const auto is_taken = [this](const std::string& tensor) {
-    for (std::size_t i = 0; i < table_->size(); ++i) {
-      if ((*table_)[i].name == tensor) return true;
-    }
-    return std::ranges::any_of(long_values_, [&](const Text& one) { return one.tensor == tensor; });
+    return table_->Find(tensor).has_value() ||
+           std::ranges::any_of(long_values_, [&](const Text& one) { return one.tensor == tensor; });
   };
   for (auto& [name, value] : values_) {
     Json* const json = std::get_if<Json>(&value);
