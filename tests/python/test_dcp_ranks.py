@@ -280,6 +280,55 @@ got = load({{"a": torch.zeros(3), "d": torch.zeros(4)}}, 1)
             assert "redistribute it first" in answer["message"]
 
 
+@pytest.mark.parametrize("planner", ["", ", planner=cairn.dcp.{}Planner()"], ids=["no plan", "planned"])
+def test_a_dtensor_of_scattered_rows_is_refused(worlds: Worlds, planner: str) -> None:
+    """DCP would read rows 2 to 5 of 8 for 2, 3, 6 and 7, without a word."""
+    world = worlds(2)
+    kept = "distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])"
+    scattered = "distribute_tensor(torch.arange(8.0).view(2, 4), mesh, [Shard(1)]).flatten()"
+    world.all(f"kept = {kept}; flat = {scattered}; call = dict(process_group=saving)")
+    if not world.all("any(getattr(one, 'split_factor', 1) > 1 for one in flat.placements)")[0]:
+        pytest.skip("this torch gathers what it flattens")
+    world.all("cairn.dcp.save({'w': kept}, storage_writer=cairn.dcp.StorageWriter(c, 1))")
+    save, load = planner.format("Save"), planner.format("Load")
+    for call in (
+        f"cairn.dcp.save({{'w': flat}}, storage_writer=cairn.dcp.StorageWriter(c, 2), **call{save})",
+        f"cairn.dcp.load({{'w': flat}}, storage_reader=cairn.dcp.StorageReader(c), **call{load})",
+    ):
+        for answer in world.answers(call):
+            assert '"w": its placements (_StridedShard(dim=0, sf=2),) do not' in answer["message"], answer
+    assert world.all("flat.to_local().tolist()") == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+def test_dtensors_that_shard_in_an_order_of_their_own_are_refused_and_fsdp_within_tensor_parallelism_is_not(
+    worlds: Worlds,
+) -> None:
+    world = worlds(1)
+    assert world.all("""
+from types import SimpleNamespace
+from cairn._dcp import blocks
+from torch.distributed.tensor.placement_types import _StridedShard
+
+def held(rows, coordinates, sizes, *placements):
+    mesh = SimpleNamespace(size=sizes.__getitem__, get_local_rank=coordinates.__getitem__)
+    return SimpleNamespace(device_mesh=mesh, shape=(rows,), placements=placements)
+
+strided = _StridedShard(0, split_factor=2)
+[blocks._own_indices(held(10, (row, column), (2, 2), strided, Shard(0)), 0).tolist()
+ for row in (0, 1) for column in (0, 1)] + [blocks._own_indices(held(8, (1,), (2,), strided), 0).tolist()]
+""") == [[[0, 1, 2], [5, 6, 7], [3, 4], [8, 9], [2, 3, 6, 7]]]
+    world.all("""
+mesh2 = init_device_mesh("cpu", (1, 1))
+odd = distribute_tensor(torch.ones(4), mesh2, [Shard(0), Shard(0)])
+if hasattr(odd._spec, "shard_order"):
+    odd._spec.shard_order = (type(odd._spec.shard_order[0])(tensor_dim=0, mesh_dims=(1, 0)),)
+""")
+    if world.all("hasattr(odd._spec, 'shard_order')")[0]:
+        for call in ("save({'w': odd}, 1, 'sync')", "save({'w': odd}, 1, 'async')"):
+            (answer,) = world.answers(call)
+            assert "do not give each rank a block of the whole" in answer["message"], answer
+
+
 def test_a_plan_that_fails_on_one_rank_is_no_checkpoint(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     world.all("state = {'w': torch.ones(4), 'x': 1}")

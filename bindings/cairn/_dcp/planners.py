@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from .._errors import Error, InvalidArgument, Unsupported
 from .._tree.paths import kind_name, listed, type_name
+from .blocks import refuse_scattered
 from .containers import ModuleMetadata, containers, metadata_of, refuse_fixed
 from .places import Places
 from .plain_values import VALUE, Checker, check_storable
@@ -44,6 +45,7 @@ class SavePlanner(DefaultSavePlanner):
         self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> SavePlan:
+        refuse_scattered(self.state_dict)
         with naming(self.state_dict, lambda state: create_default_local_save_plan(state, True)):
             plan = super().create_local_plan()
         checker = Checker()

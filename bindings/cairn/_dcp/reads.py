@@ -12,6 +12,7 @@ from .._errors import InvalidArgument, Unsupported
 from .._memory import note_writes
 from .._tree import Stored
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
+from .blocks import refuse_scattered
 from .left_out import tell_unlike
 from .plain_values import BELOW
 from .stored import StoredItems, part_of
@@ -103,6 +104,7 @@ class Reads:
         self._stored, self._where = stored, where
         if stored.whole:
             check_covered(stored, goals, flat, where)
+        refuse_scattered(flat)
         check_kinds(values, flat, where)
         check_numbers(stored, values, flat, where)
         check_schedulers(stored, values, flat, where)

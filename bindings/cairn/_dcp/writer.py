@@ -26,6 +26,7 @@ from .._ranks.replicas import matches
 from .._save import Save
 from .._tree.taken import copied
 from .._tree.tensors import TensorCollector
+from .blocks import refuse_scattered
 from .compare import Layouts
 from .containers import metadata_of
 from .frozen import Frozen
@@ -394,6 +395,7 @@ def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:
     """All that a rank holds, as DCP's default planner sees it. If `strict` is a SavePlanner, nothing is pickled."""
     items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain, chunks = (torch.Tensor, torch.nn.Parameter), _Chunks(planner)
+    refuse_scattered(planner.state_dict)
     with torch.no_grad():  # Else each local tensor is a node of autograd's.
         for fqn, held in planner.state_dict.items():
             if type(held) in plain:
@@ -444,6 +446,7 @@ def _items_of_plan(plan: SavePlan, planner: Any) -> Items:
     """What a rank writes by its final plan."""
     items = Items(paths=plan.planner_data if isinstance(plan.planner_data, dict) else {})
     state = getattr(planner, "state_dict", {})
+    refuse_scattered(state)
     for item in plan.items:
         if item.type != WriteItemType.BYTE_IO:
             _add_tensor(items, item, planner.resolve_data(item), state.get(item.index.fqn))
