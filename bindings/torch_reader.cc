@@ -230,7 +230,7 @@ std::int64_t TorchReader::Room(py::handle tensor, std::size_t item) const {
 }
 
 py::object TorchReader::Storage(py::handle tensor) const {
-  if (!Knows(tensor) && !PyObject_TypeCheck(tensor.ptr(), reinterpret_cast<PyTypeObject*>(tensor_.ptr()))) return {};
+  if (!IsTensor(tensor)) return {};
   py::object storage = untyped_storage_(tensor);
   if (!storage) PyErr_Clear();  // A subclass may have none.
   return storage;
@@ -241,18 +241,20 @@ std::int64_t TorchReader::Version(py::handle tensor) const {
     const void* const impl = Impl(tensor);
     return *version_counter_(&impl) == nullptr ? kNoVersion : torch_version_(&impl);
   }
-  if (get_version_ == nullptr) return kNoVersion;
+  if (get_version_ == nullptr || !IsTensor(tensor)) return kNoVersion;
   const auto version = py::reinterpret_steal<py::object>(get_version_->get(tensor.ptr(), get_version_->closure));
   if (version) return PyLong_AsLongLong(version.ptr());
   PyErr_Clear();
   return kNoVersion;
 }
 
-std::int64_t TorchReader::Version(py::handle tensor, py::handle counter) const {
-  const std::int64_t own = Version(tensor);
-  const std::int64_t besides = counter ? Version(counter) : kNoVersion;
-  if (own == kNoVersion || besides == kNoVersion) return std::max(own, besides);
-  return own + besides;
+std::int64_t TorchReader::Version(py::handle tensor, const py::tuple& counters) const {
+  std::int64_t all = Version(tensor);
+  for (const py::handle counter : counters) {
+    const std::int64_t one = Version(counter);
+    all = all == kNoVersion || one == kNoVersion ? std::max(all, one) : all + one;
+  }
+  return all;
 }
 
 bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape, std::int64_t* room) const {

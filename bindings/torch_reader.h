@@ -49,8 +49,8 @@ class TorchReader {
   /// `_version`. kNoVersion for what does not count (inference tensors).
   [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;
   static constexpr std::int64_t kNoVersion = -1;
-  /// It changes if one of both does. `counter` may be null.
-  [[nodiscard]] std::int64_t Version(pybind11::handle tensor, pybind11::handle counter) const;
+  /// It changes if that of the tensor or of one of the others does.
+  [[nodiscard]] std::int64_t Version(pybind11::handle tensor, const pybind11::tuple& counters) const;
   /// Which count `_version` is: two tensors with one count have one address here. It may be used again once no tensor
   /// has the count. Null if torch does not say.
   [[nodiscard]] const void* VersionCounter(pybind11::handle tensor) const;
@@ -80,6 +80,10 @@ class TorchReader {
   bool ReadAttributes(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   [[nodiscard]] static bool IsSet(pybind11::handle tensor, const Method& method);
   [[nodiscard]] bool IsDType(pybind11::handle tensor, DType dtype) const;
+  /// Whether it is a tensor of torch, of whatever class.
+  [[nodiscard]] bool IsTensor(pybind11::handle value) const {
+    return Knows(value) || PyObject_TypeCheck(value.ptr(), reinterpret_cast<PyTypeObject*>(tensor_.ptr())) != 0;
+  }
   void FindTorchCalls();
   void FindVersionCounter(void* library);
   void FindStorageOffset();

@@ -504,11 +504,24 @@ std::uint64_t TreeTensors::EndsOf(const StridedLayout& layout) {
   return first * kSpread ^ last;
 }
 
-py::object TreeTensors::CounterOf(py::handle tensor) const {
-  if (counters_.empty()) return {};
+py::tuple TreeTensors::CountersOf(py::handle tensor) const {
+  if (counters_.empty()) return py::tuple();
   PyObject* const found =
       PyDict_GetItemWithError(counters_.ptr(), py::int_(reinterpret_cast<std::uintptr_t>(tensor.ptr())).ptr());
-  return py::reinterpret_borrow<py::object>(found);
+  return found == nullptr ? py::tuple() : py::reinterpret_borrow<py::tuple>(found);
+}
+
+// A tensor in the same memory, as a parameter and its `data` are, may count on its own.
+void TreeTensors::CountAlias(Source& holder, py::handle alias) const {
+  if (torch_ == nullptr || !torch_->Knows(alias)) return;
+  py::tuple more = CountersOf(alias);
+  const void* const counter = torch_->VersionCounter(alias);
+  if (counter == nullptr || !torch_->Knows(holder.tensor) || counter != torch_->VersionCounter(holder.tensor)) {
+    more = more + py::make_tuple(alias);
+  }
+  if (more.empty()) return;
+  holder.counters = holder.counters + more;
+  holder.version = torch_->Version(holder.tensor, holder.counters);
 }
 
 std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table, bool versions, bool ends) const {
@@ -532,17 +545,21 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
   for (std::uint32_t i = 0; i < given_.size(); ++i) {
     if (copied != table.small().end() && *copied == i) {
       ++copied;
+    } else if (versions && given_[i].tensor && table[i].is_alias()) {
+      const auto holder = std::ranges::lower_bound(sources, table[i].alias_of, {}, &Source::entry);
+      if (holder != sources.end() && holder->entry == table[i].alias_of) CountAlias(*holder, given_[i].tensor);
     } else if (given_[i].tensor && !table[i].is_alias() && table[i].bytes() > 0) {
       const bool known = torch_ != nullptr && torch_->Knows(given_[i].tensor);
-      const py::object counter = CounterOf(given_[i].tensor);
-      Source source{.entry = i,
-                    .tensor = py::reinterpret_borrow<py::object>(given_[i].tensor),
-                    .data = given_[i].data,
-                    .room = given_[i].room,
-                    .version = known && versions ? torch_->Version(given_[i].tensor, counter) : TorchReader::kNoVersion,
-                    .counter = counter};
+      const py::tuple counters = CountersOf(given_[i].tensor);
+      Source source{
+          .entry = i,
+          .tensor = py::reinterpret_borrow<py::object>(given_[i].tensor),
+          .data = given_[i].data,
+          .room = given_[i].room,
+          .version = known && versions ? torch_->Version(given_[i].tensor, counters) : TorchReader::kNoVersion,
+          .counters = counters};
       // torch's operations on lists of DTensors are counted nowhere.
-      const bool uncounted = source.version == TorchReader::kNoVersion || counter;
+      const bool uncounted = source.version == TorchReader::kNoVersion || !counters.empty();
       if (ends && table[i].device.kind == DeviceKind::kCpu && (uncounted || is_looked_at(i))) {
         source.ends = EndsOf(table[i].layout);
       }

@@ -68,8 +68,8 @@ class TreeTensors {
     std::int64_t version;  ///< TorchReader::kNoVersion if it has none.
     /// See EndsOf; of those in CPU memory that have no version, and of some others.
     std::optional<std::uint64_t> ends = std::nullopt;
-    /// The tensor that counts writes besides, or none: see CountBy.
-    pybind11::object counter = {};
+    /// What counts writes besides: see CountBy. So do tensors that are tied to it, and count on their own.
+    pybind11::tuple counters = pybind11::tuple();
     /// Of a torch tensor in CPU memory: so that what is read stays there if the tensor is given another one.
     pybind11::object storage = {};
   };
@@ -132,7 +132,8 @@ class TreeTensors {
   /// A step of an optimizer has written the parameters that have a gradient, and their state. Torch's fused steps are
   /// not counted.
   static void NoteStep(LastSave& last, const TorchReader& torch, pybind11::handle groups, pybind11::handle state);
-  /// By the id of a tensor that is added: another, which has its memory and a count of its own, as a DTensor has.
+  /// By the id of a tensor that is added: a tuple of others, which have its memory and counts of their own, as a
+  /// DTensor.
   void CountBy(const pybind11::dict& counters) { counters_ = counters; }
   /// The caller's tensors that a save of the State with this table reads after the call of Save has returned; with
   /// their versions and ends if asked for.
@@ -149,7 +150,8 @@ class TreeTensors {
     std::int64_t room;  // As Source has it.
   };
 
-  [[nodiscard]] pybind11::object CounterOf(pybind11::handle tensor) const;
+  [[nodiscard]] pybind11::tuple CountersOf(pybind11::handle tensor) const;
+  void CountAlias(Source& holder, pybind11::handle alias) const;
 
   struct Extents {
     std::span<const std::int64_t> shape;

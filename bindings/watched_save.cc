@@ -105,7 +105,7 @@ Status WatchedSave::FindMoved(const Read& read, std::vector<std::uint32_t>& writ
           save_.step(), entry.name, source.data, address);
     }
     const bool counted = versions && source.version != TorchReader::kNoVersion;
-    if ((counted && torch_->Version(source.tensor, source.counter) != source.version) ||
+    if ((counted && torch_->Version(source.tensor, source.counters) != source.version) ||
         (source.ends && TreeTensors::EndsOf(entry.layout) != *source.ends)) {
       written.push_back(source.entry);
     }

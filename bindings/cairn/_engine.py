@@ -298,6 +298,11 @@ class Engine:
                 self.core.fence(index, current, timeout)
         self.release_captured()
 
+    @property
+    def has_unchecked(self) -> bool:
+        """Whether it matters to any save what a step writes."""
+        return not self.core.closed and self.core.has_unchecked
+
     def begin_step(self) -> None:
         """Before a step of any optimizer."""
         if not self.core.closed:

@@ -29,6 +29,10 @@ _defined = False
 _defining = threading.Lock()
 _watching_steps = False
 _captured: weakref.WeakSet[Any] = weakref.WeakSet()  # Optimizers whose step is a part of a CUDA graph.
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()  # See `held_tensors`.
+_adding = threading.Lock()
+# Of each optimizer within a step: what that may write.
+_stepping: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 _NO_REPLAY = (
     "its replay would not fence. Call Checkpointer.fence(stream) before each replay, outside of the capture, and "
@@ -109,12 +113,17 @@ def watch_steps() -> None:
     _watching_steps = True
 
 
-def _begin_steps(optimizer: Any, *_: Any) -> None:
+def _begin_steps(optimizer: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     torch = sys.modules["torch"]
     if not torch.compiler.is_compiling():
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             _captured.add(optimizer)
-        for engine in list(_by_handle.values()):
+        note_holder(optimizer)
+        engines = list(_by_handle.values())
+        has_closure = len(args) > 1 or named.get("closure") is not None
+        unchecked = any(engine.has_unchecked for engine in engines)
+        _stepping[optimizer] = _trained_by(optimizer, has_closure) if unchecked else []
+        for engine in engines:
             engine.begin_step()
 
 
@@ -122,6 +131,7 @@ def _end_steps(optimizer: Any, *_: Any) -> None:
     if not sys.modules["torch"].compiler.is_compiling():
         for engine in list(_by_handle.values()):
             engine.end_step(optimizer)
+        _stepping.pop(optimizer, None)
 
 
 def captured_optimizers() -> list[Any]:
@@ -129,19 +139,43 @@ def captured_optimizers() -> list[Any]:
     return list(_captured)
 
 
+def note_holder(holder: Any) -> None:
+    """Of a module or an optimizer: see `held_tensors`."""
+    if holder not in _holders:
+        with _adding:
+            _holders.add(holder)
+
+
+def held_tensors() -> Iterator[Any]:
+    """The tensors of the optimizers that have stepped, and of the modules that were saved."""
+    torch = sys.modules["torch"]
+    with _adding:
+        holders = [*_holders]
+    for holder in holders:
+        if isinstance(holder, torch.nn.Module):
+            yield from holder.parameters()
+            yield from holder.buffers()
+        else:
+            yield from itertools.chain(*(group["params"] for group in holder.param_groups))
+
+
+def _trained_by(optimizer: Any, has_closure: bool = False) -> list[Any]:
+    """The parameters that a step writes: those with a gradient, which a closure may make within the step."""
+    parameters = itertools.chain(*(group["params"] for group in optimizer.param_groups))
+    return [one for one in parameters if one.grad is not None or (has_closure and one.requires_grad)]
+
+
 def written_by(optimizer: Any) -> list[tuple[int, int]]:
-    """(address, bytes) of what a step has written: parameters with a gradient, and their state."""
+    """(address, bytes) of what a step has written: parameters that had a gradient, and their state. The step, or a hook of
+    its own, may have taken the gradients away."""
     torch = sys.modules["torch"]
     written: list[tuple[int, int]] = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = optimizer.state.get(parameter)  # Of another library's optimizer it may be anything.
-            for tensor in (parameter, *(state.values() if isinstance(state, Mapping) else ())):
-                local = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor.
-                if isinstance(local, torch.Tensor) and local.layout == torch.strided:
-                    written.append((local.data_ptr(), local.nbytes))
+    for parameter in {id(one): one for one in [*_stepping.get(optimizer, ()), *_trained_by(optimizer)]}.values():
+        state = optimizer.state.get(parameter)  # Of another library's optimizer it may be anything.
+        for tensor in (parameter, *(state.values() if isinstance(state, Mapping) else ())):
+            local = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor.
+            if isinstance(local, torch.Tensor) and local.layout == torch.strided:
+                written.append((local.data_ptr(), local.nbytes))
     return written
 
 

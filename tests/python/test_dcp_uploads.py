@@ -263,6 +263,46 @@ def test_a_dtensor_that_is_overwritten_too_early_fails_the_save(worlds: Worlds) 
     end(world)
 
 
+HELD = """
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+def save_and_write(step, of, write):
+    layer = torch.nn.Linear(200, 200)
+    fully_shard(layer, mesh=mesh)
+    if of == "state dict":  # Its DTensors are others than the module's, which an optimizer holds.
+        optimizer = torch.optim.SGD(layer.parameters())
+        layer(torch.ones(2, 200)).sum().backward()
+        optimizer.step()
+        state = {"layer": get_model_state_dict(layer)}
+    elif of == "module":
+        state = {"layer": layer}
+    else:  # Two DTensors of one memory.
+        other = DTensor.from_local(layer.weight._local_tensor, mesh, [Shard(0)], run_check=False)
+        state = {"a": other, "b": layer.weight}
+    with c.pause_copies(at_most=60), torch.no_grad():
+        response = cairn.dcp.async_save(state, storage_writer=cairn.dcp.StorageWriter(c, step))
+        write(layer.weight)
+    try:
+        response.upload_completion.result()
+    except BaseException as error:
+        return str(error)
+    return "committed"
+"""
+
+
+def test_a_write_that_another_tensor_of_the_memory_counts_fails_the_save(worlds: Worlds) -> None:
+    """Not at the first or last number, which is compared in CPU memory."""
+    world = worlds(1)
+    world.all(HELD)
+    writes = {"module": "layer.weight", "state dict": "layer.weight", "tied": "a"}
+    for step, (of, name) in enumerate(writes.items(), 1):
+        write = "weight[50:60].add_(1)" if of == "tied" else "weight.to_local()[50:60].add_(1)"
+        (said,) = world.all(f"save_and_write({step}, {of!r}, lambda weight: {write})")
+        assert f'tensor "{name}" was overwritten after save()' in said, (of, said)
+        assert world.all(f"save_and_write({step}, {of!r}, lambda weight: None)") == ["committed"]
+    end(world)
+
+
 def test_garbage_is_collected_again_after_a_save_in_a_forked_child_and_as_the_caller_has_it() -> None:
     with no_collections(), no_collections():
         assert not gc.isenabled()

@@ -70,6 +70,51 @@ def test_a_step_that_nobody_fenced_fails_the_save(make: Make, kind: str) -> None
     assert checkpointer.steps() == [2]
 
 
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("by", ["hook", "step", "closure"])
+def test_a_step_that_takes_its_gradients_away_is_found(make: Make, by: str) -> None:
+    """Fused steps are counted nowhere, and this one leaves the ends of the tensor as they are."""
+
+    class Clearing(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            self.zero_grad()
+            return loss
+
+    weight = torch.nn.Parameter(torch.zeros(ELEMENTS))
+    optimizer = (Clearing if by != "hook" else torch.optim.Adam)([weight], fused=True)
+
+    def closure() -> torch.Tensor:
+        weight.grad = torch.zeros(ELEMENTS)
+        weight.grad[1000:2000] = 1
+        return torch.zeros(())
+
+    closure()
+    optimizer.step()
+    if by == "hook":
+        optimizer.register_step_post_hook(lambda one, *_: one.zero_grad())
+    checkpointer = make(when_full="skip")
+    if by != "closure":
+        closure()
+
+    save = start(checkpointer, 1, {"w": weight, "state": optimizer.state[weight]})
+    optimizer.step(closure if by == "closure" else None)
+
+    expect_torn(checkpointer, save, "w")
+
+
+def test_a_tied_tensor_that_counts_on_its_own_is_asked(make: Make) -> None:
+    weight = torch.nn.Parameter(torch.zeros(ELEMENTS))
+    checkpointer = make(when_full="skip")
+
+    save = start(checkpointer, 1, {"a": weight.data, "b": weight, "c": weight.detach().numpy()})
+    with torch.no_grad():
+        weight[5:10] = 1
+
+    expect_torn(checkpointer, save, "a")
+    checkpointer.save(2, {"a": weight.detach().numpy(), "b": weight, "c": weight.data}).wait()
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "in place": lambda tensor: tensor[:1].add_(1),
     "an item": lambda tensor: tensor.__setitem__(5, 1.0),

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from .._checkpointer import Checkpointer
 from .._errors import Corrupt, NotFound
+from .._protect import note_holder
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector, torch_dtype
@@ -60,6 +61,9 @@ def start_save(
         check()
         keys, values = items_of(state, "")
         optimizers.update(classes_in(dict(zip(keys, values, strict=True))))
+        for value in values:
+            if isinstance(value, torch.nn.Module):
+                note_holder(value)
         taken = [value.state_dict() if isinstance(value, Stateful) else value for value in values]
         return dict(zip(keys, taken, strict=True)), {}
 

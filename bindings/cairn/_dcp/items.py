@@ -33,8 +33,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from .._errors import InvalidArgument
+from .._protect import held_tensors
 from .._ranks.replicas import matches
 from .._tree.paths import is_unicode, kind_name, readable, shown
 from .._tree.tensors import TensorCollector, dtype_name
@@ -233,7 +235,7 @@ class Items:
         tied = _add_parts(sink, self.pieces, {*whole, *pickled})
         for name, data in pickled.items():
             sink.add(name, torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        sink.core.count_by({id(piece.tensor): piece.of for piece in self.pieces if piece.of is not None})
+        sink.core.count_by(_counters_of(self.pieces))
         nodes = [
             f"{json.dumps(fqn)}:{writer.node(value, below(fqn, self.rank if fqn in self.own else None))}"
             for fqn, value in self.values.items()
@@ -268,6 +270,24 @@ class Items:
         for fqn in self.paths:
             if not is_unicode(fqn) or (fqn in tensors and not fqn):
                 raise InvalidArgument(f"{fqn!r} cannot be the name of a tensor: expected Unicode, not empty")
+
+
+def _counters_of(pieces: list[Piece]) -> dict[int, tuple[Any, ...]]:
+    """By the id of a DTensor's local tensor, what else counts writes into its memory. torch counts each where it is made: at
+    a DTensor, or at a local tensor. A state dict has DTensors of its own, which count with the module's; their local tensors
+    do not."""
+    counters: dict[int, list[Any]] = {}  # By address.
+    for piece in pieces:
+        if piece.of is not None:
+            counters.setdefault(piece.tensor.data_ptr(), []).extend((piece.of, piece.tensor))
+    for held in held_tensors() if counters else ():
+        if isinstance(held, DTensor) and (found := counters.get(held._local_tensor.data_ptr())) is not None:
+            found.append(held._local_tensor)
+    return {
+        id(piece.tensor): tuple(one for one in counters[piece.tensor.data_ptr()] if one is not piece.tensor)
+        for piece in pieces
+        if piece.of is not None
+    }
 
 
 def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
