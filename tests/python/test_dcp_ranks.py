@@ -296,8 +296,23 @@ def test_a_dtensor_of_scattered_rows_is_refused(worlds: Worlds, planner: str) ->
         f"cairn.dcp.load({{'w': flat}}, storage_reader=cairn.dcp.StorageReader(c), **call{load})",
     ):
         for answer in world.answers(call):
-            assert '"w": its placements (_StridedShard(dim=0, sf=2),) do not' in answer["message"], answer
+            assert (
+                '"w": its placements (_StridedShard(dim=0, sf=2),) over the mesh [0, 1] do not' in answer["message"]
+            ), answer
     assert world.all("flat.to_local().tolist()") == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+def test_dtensors_over_a_mesh_whose_ranks_torch_has_in_another_order_are_refused(worlds: Worlds) -> None:
+    """Rank 0 has the first part, by torch's scatter, and the second, by the mesh, of which DCP asks."""
+    world = worlds(2)
+    world.all("from torch.distributed.device_mesh import DeviceMesh; back = DeviceMesh('cpu', torch.tensor([1, 0]))")
+    world.all("odd, even = (distribute_tensor(torch.arange(4.0), back, [how]) for how in (Shard(0), Replicate()))")
+    world.all("state = {'w': torch.arange(4.0)}; save(state, 1)")
+    for call in ("save({'w': odd}, 2, 'sync')", "save({'w': odd}, 2)", "load({'w': odd}, 1)"):
+        for answer in world.answers(call):
+            assert "over the mesh [1, 0] do not give each rank a block" in answer["message"], answer
+    world.all("save({'w': even}, 2); even.zero_(); load({'w': even}, 2)")
+    assert world.all("even.to_local().tolist()") == [[0, 1, 2, 3]] * 2
 
 
 def test_dtensors_that_shard_in_an_order_of_their_own_are_refused_and_fsdp_within_tensor_parallelism_is_not(
