@@ -314,3 +314,16 @@ def test_a_target_that_wraps_another_tensor_is_filled_by_its_copy(make: Make) ->
     load(checkpointer, 1, {"w": target})
 
     assert target.inner.tolist() == [0, 1, 2, 3]
+
+
+def test_targets_that_are_not_dense_are_refused_by_name_and_negated_ones_keep_their_sign(make: Make) -> None:
+    checkpointer = make()
+    save(checkpointer, 1, {"w": torch.eye(2).half()})
+    for odd in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.nested.nested_tensor([ONE])):
+        with pytest.raises(cairn.InvalidArgument, match=r"No tensor to load the checkpoint's into: w \(a "):
+            load(checkpointer, 1, {"w": odd})
+    negated = torch._neg_view(torch.zeros(2, 2))
+
+    load(checkpointer, 1, {"w": negated})
+
+    assert negated.tolist() == [[1, 0], [0, 1]]

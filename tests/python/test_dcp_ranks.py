@@ -344,6 +344,32 @@ if hasattr(odd._spec, "shard_order"):
             assert "do not give each rank a block of the whole" in answer["message"], answer
 
 
+def test_a_target_whose_parts_are_copies_is_filled_as_a_whole_or_not_at_all(worlds: Worlds) -> None:
+    """DCP plans a read for each part of the checkpoint's."""
+    world = worlds(2)
+    world.all("""
+class Wrapping(torch.Tensor):
+    @classmethod
+    def of(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls.of(args[0].inner)
+        if func is torch.ops.aten.copy_.default:
+            return args[0].inner.copy_(args[1])
+        return func(args[0].inner.clone(), *args[1:], **(kwargs or {}))
+target = Wrapping.of(torch.zeros(4))
+save({'w': distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])}, 1)
+""")
+    for answer in world.answers("load({'w': target}, 1, cairn.dcp.LoadPlanner())"):
+        assert "Wrapping has no memory of its own, and would be filled in parts" in answer["message"], answer
+    world.all("_ = load({'w': target}, 1)")
+    assert world.all("target.inner.tolist()") == [[0, 1, 2, 3]] * 2
+
+
 def test_a_plan_that_fails_on_one_rank_is_no_checkpoint(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     world.all("state = {'w': torch.ones(4), 'x': 1}")

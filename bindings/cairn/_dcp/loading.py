@@ -37,7 +37,7 @@ from .planners import LoadPlanner, naming, refuse_pickled
 from .reader import of_dcp
 from .reads import Reads
 from .stored import StoredItems
-from .targets import Goal, goal_of
+from .targets import Goal, goal_of, refuse_copied_parts
 
 _DIGEST = 16  # Bytes.
 
@@ -276,6 +276,7 @@ def _goals(stored: StoredItems, fqn: str, target: Any, offset: tuple[int, ...]) 
         goal = goal_of(fqn, target, whole, offset, shape)
         yield goal if whole.logical is None else replace(goal, region=(fqn, offset, shape))
         return
+    refuse_copied_parts(fqn, target, chunks[0].shape)
     left = target.numel()
     for chunk in {chunk.offset: chunk for chunk in chunks}.values():
         box = [

@@ -108,7 +108,9 @@ class LoadPlanner(DefaultLoadPlanner):
             elif saved is not VALUE:
                 if not isinstance(value, torch.Tensor):
                     others.append(f"{fqn} ({type_name(value)})")
-                elif not _is_nested(value) and tuple(saved) != tuple(value.size()):
+                elif _is_nested(value) or (type(value) is torch.Tensor and value.layout != torch.strided):
+                    others.append(f"{fqn} (a {'nested' if _is_nested(value) else value.layout} tensor)")
+                elif tuple(saved) != tuple(value.size()):
                     unlike.append(f"{fqn} (saved {[*saved]}, current {[*value.size()]})")
         told = []
         if missing and self.allow_partial_load and len(missing) < len(self.state_dict):

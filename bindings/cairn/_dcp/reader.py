@@ -41,7 +41,7 @@ from .places import Places
 from .planners import LoadPlanner
 from .reads import Reads
 from .stored import StoredItems, read_items
-from .targets import goal_of
+from .targets import goal_of, refuse_copied_parts
 from .uploads import Uploads
 
 _COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
@@ -236,6 +236,9 @@ class StorageReader(storage.StorageReader):
             for of in [item.storage_index]
             if item.type == LoadItemType.TENSOR
         ]
+        for item in plan.items:
+            if item.type == LoadItemType.TENSOR and hasattr(planner, "lookup_tensor"):
+                refuse_copied_parts(item.storage_index.fqn, planner.lookup_tensor(item.dest_index), item.lengths)
         values = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         flat, classes = getattr(planner, "state_dict", None) or {}, unlike_classes(self._optimizers, stored.optimizers)
         return Reads(

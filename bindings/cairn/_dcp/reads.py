@@ -164,7 +164,8 @@ class Reads:
         """Once all is read."""
         for target, temporary in self._landed:
             if temporary is not None:
-                target.copy_(temporary)
+                # torch's copy of float16 into what is lazily negated loses the sign.
+                target.copy_(temporary.to(target.dtype) if target.is_neg() else temporary)
 
     def tell(self) -> None:
         self.targets.casts.log(self._where)

@@ -17,7 +17,7 @@ from .._errors import Corrupt, InvalidArgument, counted
 from .._memory import check as check_memory
 from .._tree.casts import Casts
 from .._tree.optimizer_states import DECIDING, Regrouped
-from .._tree.paths import listed, uncompiled
+from .._tree.paths import kind_name, listed, uncompiled
 from .._tree.schedulers import refuse_order
 from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import holds, is_plain
@@ -56,6 +56,26 @@ def goal_of(
         raise InvalidArgument(f'"{fqn}": expected a target of {[*lengths]}, found {[*target.shape]}')
     region = (chunk.place, begin, lengths)
     return Goal(fqn, target, chunk.dtype, chunk.name, part_of(chunk, begin, lengths), region)
+
+
+def refuse_copied_parts(fqn: str, whole: Any, shape: Sequence[int]) -> None:
+    """InvalidArgument if a part of this shape of a caller's tensor may be a copy, which nobody would see filled: one that wraps
+    another computes what its parts hold."""
+    if (
+        tuple(whole.shape) != tuple(shape)
+        and type(whole) not in (torch.Tensor, torch.nn.Parameter)
+        and not _has_memory(whole)
+    ):
+        raise InvalidArgument(
+            f'"{fqn}": {kind_name(whole)} has no memory of its own, and would be filled in parts: load it with a plain tensor'
+        )
+
+
+def _has_memory(tensor: Any) -> bool:
+    try:
+        return bool(tensor.data_ptr()) or not tensor.numel()
+    except RuntimeError:
+        return False
 
 
 class Targets:
