@@ -277,17 +277,16 @@ def _counters_of(pieces: list[Piece]) -> dict[int, tuple[Any, ...]]:
     a DTensor, or at a local tensor. A state dict has DTensors of its own, which count with the module's; their local tensors
     do not."""
     counters: dict[int, list[Any]] = {}  # By address.
-    for piece in pieces:
-        if piece.of is not None:
-            counters.setdefault(piece.tensor.data_ptr(), []).extend((piece.of, piece.tensor))
+    shards = [(piece.tensor, piece.tensor.data_ptr(), piece.of) for piece in pieces if piece.of is not None]
+    for tensor, address, of in shards:
+        if (known := counters.get(address)) is None:
+            counters[address] = [of]
+        else:
+            known += of, tensor
     for held in held_tensors() if counters else ():
-        if isinstance(held, DTensor) and (found := counters.get(held._local_tensor.data_ptr())) is not None:
-            found.append(held._local_tensor)
-    return {
-        id(piece.tensor): tuple(one for one in counters[piece.tensor.data_ptr()] if one is not piece.tensor)
-        for piece in pieces
-        if piece.of is not None
-    }
+        if isinstance(held, DTensor) and (known := counters.get(held._local_tensor.data_ptr())) is not None:
+            known.append(held._local_tensor)
+    return {id(tensor): tuple(counters[address]) for tensor, address, _ in shards}
 
 
 def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:

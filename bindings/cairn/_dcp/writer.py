@@ -395,7 +395,6 @@ def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:
     """All that a rank holds, as DCP's default planner sees it. If `strict` is a SavePlanner, nothing is pickled."""
     items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain, chunks = (torch.Tensor, torch.nn.Parameter), _Chunks(planner)
-    refuse_scattered(planner.state_dict)
     with torch.no_grad():  # Else each local tensor is a node of autograd's.
         for fqn, held in planner.state_dict.items():
             if type(held) in plain:
@@ -426,6 +425,9 @@ class _Chunks:
         # The caller's tensors keep the mesh alive.
         key = id(held.device_mesh), held.placements, held.shape, local.shape
         known = self._known.get(key)
+        if known is None or len(held.placements) > 1:
+            # Two of one layout differ at most in the order in which dimensions of the mesh shard.
+            refuse_scattered({fqn: held})
         if known is not None:
             items.pieces.append(Piece(fqn, local, known.offset, known.size, known.layout, held))
             return
