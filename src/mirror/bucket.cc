@@ -19,6 +19,7 @@ namespace cairn {
 namespace {
 
 constexpr std::uint64_t kMostListed = 1U << 30;
+constexpr std::size_t kReadsAtOnce = 8;
 
 struct Scheme {
   std::string_view name;
@@ -134,12 +135,26 @@ Result<std::unique_ptr<RcloneCall>> Bucket::StartCopy(const std::string& from, c
                fmt::format("copying {}/{} to {}", text(), from, to));
 }
 
-Result<std::string> Bucket::Get(const std::string& name, std::uint64_t length) {
-  std::string bytes(length, '\0');
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<RcloneCall> call, StartRead(name, 0, length));
-  CAIRN_RETURN_IF_ERROR(call->Read(reinterpret_cast<std::byte*>(bytes.data()), bytes.size()));
-  CAIRN_RETURN_IF_ERROR(call->End());
-  return bytes;
+Result<std::string> Bucket::Finish(Result<std::unique_ptr<RcloneCall>> call, const Range& range) const {
+  CAIRN_RETURN_IF_ERROR(call.status());
+  CAIRN_ASSIGN_OR_RETURN(std::string bytes, (*call)->ReadAll(range.length));
+  if (bytes.size() == range.length) return bytes;
+  // Some versions succeed, and print nothing, if there is no such object.
+  return Error(bytes.empty() ? StatusCode::kNotFound : StatusCode::kIoError,
+               "reading {}/{}: expected {} bytes from {} on, found {}", text(), range.name, range.length, range.offset,
+               bytes.size());
+}
+
+std::vector<Result<std::string>> Bucket::Get(std::span<const Range> ranges) const {
+  std::vector<Result<std::string>> read;
+  std::vector<Result<std::unique_ptr<RcloneCall>>> calls;
+  for (const Range& range : ranges) {
+    for (std::size_t at = calls.size(); at < std::min(ranges.size(), read.size() + kReadsAtOnce); ++at) {
+      calls.push_back(StartRead(ranges[at].name, ranges[at].offset, ranges[at].length));
+    }
+    read.push_back(Finish(std::move(calls[read.size()]), range));
+  }
+  return read;
 }
 
 Status Bucket::Put(const std::string& name, std::string_view text) {
@@ -172,42 +187,68 @@ Status Bucket::Read(const std::string& json) {
   return Status::Ok();
 }
 
-Result<StoredCheckpoint> Bucket::ReadFolder(const Folder& folder, std::uint64_t bytes) {
-  StoredCheckpoint read;
-  read.info.step = folder.step;
-  read.info.attempt = folder.attempt;
-  read.info.path = text() + "/" + folder.name;
-  const std::string name = read.info.path + "/" + std::string(kManifestName);
-  if (bytes > kMaxManifestBytes) {
-    read.info.status =
-        Error(StatusCode::kCorrupt, "{}: expected at most {} bytes, found {}", name, kMaxManifestBytes, bytes);
-    return read;
+StoredCheckpoint Bucket::Decode(const Folder& folder, const Result<std::string>& manifest) const {
+  const std::string path = text() + "/" + folder.name;
+  const std::string name = path + "/" + std::string(kManifestName);
+  Result<Manifest> decoded = manifest.ok() ? DecodeManifest(*manifest, name) : manifest.status();
+  if (decoded.ok() && (decoded->step != folder.step || decoded->attempt != folder.attempt)) {
+    decoded = Error(StatusCode::kCorrupt, "{}: expected step {}, attempt {}; found step {}, attempt {}", name,
+                    folder.step, folder.attempt, decoded->step, decoded->attempt);
   }
-  CAIRN_ASSIGN_OR_RETURN(const std::string json, Get(folder.name + "/" + std::string(kManifestName), bytes));
-  Result<Manifest> manifest = DecodeManifest(json, name);
-  if (manifest.ok() && (manifest->step != folder.step || manifest->attempt != folder.attempt)) {
-    manifest = Error(StatusCode::kCorrupt, "{}: expected step {}, attempt {}; found step {}, attempt {}", name,
-                     folder.step, folder.attempt, manifest->step, manifest->attempt);
+  StoredCheckpoint described;
+  if (decoded.ok()) {
+    described = DescribeManifest(*std::move(decoded), manifest->size());
+  } else {
+    described.info.step = folder.step;
+    described.info.attempt = folder.attempt;
+    described.info.status = decoded.status();
   }
-  if (!manifest.ok()) {
-    read.info.status = manifest.status();
-    return read;
-  }
-  StoredCheckpoint good = DescribeManifest(*std::move(manifest), bytes);
-  good.info.path = read.info.path;
-  return good;
+  described.info.path = path;
+  return described;
 }
 
-Result<StoredCheckpoint> Bucket::Describe(const Folder& folder) {
-  const std::uint64_t bytes = *folder.Length(std::string(kManifestName));
-  const auto known = known_.find(folder.name);
-  if (known == known_.end() || known->second.bytes != bytes ||
-      known->second.time.value_or(folder.manifest_time) != folder.manifest_time) {
-    CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint read, ReadFolder(folder, bytes));
-    known_[folder.name] = {.bytes = bytes, .time = folder.manifest_time, .checkpoint = std::move(read)};
+Status Bucket::ReadManifests() {
+  std::vector<const Folder*> unknown;
+  std::vector<Range> ranges;
+  for (const auto& [name, folder] : folders_) {
+    const std::optional<std::uint64_t> length = folder.Length(std::string(kManifestName));
+    if (!length) continue;
+    const auto known = known_.find(name);
+    if (known != known_.end() && known->second.bytes == *length &&
+        known->second.time.value_or(folder.manifest_time) == folder.manifest_time) {
+      known->second.time = folder.manifest_time;
+      continue;
+    }
+    known_.erase(name);
+    const std::string manifest = name + "/" + std::string(kManifestName);
+    if (*length > kMaxManifestBytes) {
+      known_[name] = {
+          .bytes = *length,
+          .time = folder.manifest_time,
+          .checkpoint = Decode(folder, Error(StatusCode::kCorrupt, "{}/{}: expected at most {} bytes, found {}", text(),
+                                             manifest, kMaxManifestBytes, *length))};
+      continue;
+    }
+    unknown.push_back(&folder);
+    ranges.push_back({.name = manifest, .length = *length});
   }
-  known_[folder.name].time = folder.manifest_time;
-  StoredCheckpoint found = known_[folder.name].checkpoint;
+  std::vector<Result<std::string>> read = Get(ranges);
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    if (read[i].status().code() == StatusCode::kNotFound) continue;
+    CAIRN_RETURN_IF_ERROR(read[i].status());
+    const Folder& folder = *unknown[i];
+    known_[folder.name] = {.bytes = *folder.Length(std::string(kManifestName)),
+                           .time = folder.manifest_time,
+                           .checkpoint = Decode(folder, *read[i])};
+  }
+  return Status::Ok();
+}
+
+/// None if its manifest was removed meanwhile.
+std::optional<StoredCheckpoint> Bucket::Describe(const Folder& folder) const {
+  const auto known = known_.find(folder.name);
+  if (known == known_.end()) return std::nullopt;
+  StoredCheckpoint found = known->second.checkpoint;
   found.committed_at = folder.manifest_time;
   found.info.suspect = found.info.frozen == Frozen::kLinked && folder.Length(std::string(kSuspectName));
   return found;
@@ -225,6 +266,7 @@ Result<std::vector<StoredCheckpoint>> Bucket::List() {
   superseded_.clear();
   unfinished_.clear();
   std::erase_if(known_, [this](const auto& one) { return !folders_.contains(one.first); });
+  CAIRN_RETURN_IF_ERROR(ReadManifests());
   // By step.
   std::map<std::uint64_t, StoredCheckpoint> newest;
   const auto rank = [](const StoredCheckpoint& one) {
@@ -235,11 +277,12 @@ Result<std::vector<StoredCheckpoint>> Bucket::List() {
       unfinished_.push_back(folder);
       continue;
     }
-    CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint one, Describe(folder));
-    const auto [at, fresh] = newest.try_emplace(folder.step, one);
+    std::optional<StoredCheckpoint> one = Describe(folder);
+    if (!one) continue;
+    const auto [at, fresh] = newest.try_emplace(folder.step, *one);
     if (fresh) continue;
-    if (rank(at->second) < rank(one)) std::swap(at->second, one);
-    superseded_.push_back(*Find(FolderName(one.info)));
+    if (rank(at->second) < rank(*one)) std::swap(at->second, *one);
+    superseded_.push_back(*Find(FolderName(one->info)));
   }
   std::vector<StoredCheckpoint> list;
   for (auto& [step, one] : newest) list.push_back(std::move(one));
@@ -291,7 +334,7 @@ Result<std::string> Bucket::ReadManifest(const CheckpointInfo& info) {
   const Folder* const found = Find(folder);
   const auto length = found == nullptr ? std::nullopt : found->Length(std::string(kManifestName));
   if (!length) return Error(StatusCode::kNotFound, "{} has no {} any more", text(), folder);
-  return Get(folder + "/" + std::string(kManifestName), *length);
+  return Get(std::array{Range{.name = folder + "/" + std::string(kManifestName), .length = *length}}).front();
 }
 
 // Some stores have no empty objects.

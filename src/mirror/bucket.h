@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,9 @@ namespace cairn {
 
 /// Whether a target means a place in an object store: "s3://...", "gs://...", "az://..." or "rclone:REMOTE:PATH".
 [[nodiscard]] bool IsBucket(std::string_view target);
+
+/// What one call reads of a long object.
+inline constexpr std::uint64_t kRunBytes = 256U << 20;
 
 /// Such a place.
 struct BucketAddress {
@@ -57,6 +61,7 @@ class Bucket {
   [[nodiscard]] static std::string FolderName(const CheckpointInfo& info);
 
   /// Lists it anew: the newest checkpoint of each step, in the order of ListCheckpoints, as manifests describe them.
+  /// Skips what is removed meanwhile.
   [[nodiscard]] Result<std::vector<StoredCheckpoint>> List();
   /// The others of the last List: of a step that has a newer one, and those without a manifest.
   [[nodiscard]] const std::vector<Folder>& superseded() const { return superseded_; }
@@ -78,6 +83,16 @@ class Bucket {
   /// Removes a folder: first its manifest, without which it is no checkpoint.
   [[nodiscard]] Status Remove(const Folder& folder);
 
+  /// Bytes [offset, offset + length) of an object.
+  struct Range {
+    std::string name;
+    std::uint64_t offset = 0;
+    std::uint64_t length = 0;
+  };
+  /// Reads them, several at once; a result for each. NotFound if there is no such object (any more), IoError if it is
+  /// shorter.
+  [[nodiscard]] std::vector<Result<std::string>> Get(std::span<const Range> ranges) const;
+
   /// A call that reads the object's bytes [offset, offset + length), or writes an object of this length.
   [[nodiscard]] Result<std::unique_ptr<RcloneCall>> StartRead(const std::string& name, std::uint64_t offset,
                                                               std::uint64_t length) const;
@@ -88,10 +103,11 @@ class Bucket {
  private:
   [[nodiscard]] Result<std::unique_ptr<RcloneCall>> Start(const std::vector<std::string>& arguments,
                                                           const std::string& doing) const;
-  [[nodiscard]] Result<std::string> Get(const std::string& name, std::uint64_t length);
+  [[nodiscard]] Result<std::string> Finish(Result<std::unique_ptr<RcloneCall>> call, const Range& range) const;
   [[nodiscard]] Status Read(const std::string& json);
-  [[nodiscard]] Result<StoredCheckpoint> ReadFolder(const Folder& folder, std::uint64_t bytes);
-  [[nodiscard]] Result<StoredCheckpoint> Describe(const Folder& folder);
+  [[nodiscard]] Status ReadManifests();
+  [[nodiscard]] StoredCheckpoint Decode(const Folder& folder, const Result<std::string>& manifest) const;
+  [[nodiscard]] std::optional<StoredCheckpoint> Describe(const Folder& folder) const;
 
   const Rclone rclone_;
   const BucketAddress address_;

@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -31,6 +32,7 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "mirror/blocks.h"
+#include "mirror/headers.h"
 #include "store/commit.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -43,8 +45,6 @@ namespace {
 
 constexpr int kLanes = 4;
 constexpr std::size_t kFilesAtOnce = 16;
-// What one rclone reads of an object.
-constexpr std::uint64_t kRunBytes = 256U << 20;
 // How long to wait for readers of what is to be replaced at the target.
 constexpr std::chrono::seconds kReaderTimeout{10};
 
@@ -63,7 +63,7 @@ struct CheckpointCopy::File {
   // Where the next run of pieces begins.
   std::uint64_t next = 0;
   // Of a file in an object store: what is before `begin`.
-  std::vector<std::byte> head;
+  std::string head;
 };
 
 CheckpointCopy::CheckpointCopy(Spec spec)
@@ -231,6 +231,7 @@ IoTask<Status> CheckpointCopy::CopyRun(File& file, std::uint64_t offset, std::ui
 IoTask<Status> CheckpointCopy::CopyPiece(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory,
                                          RcloneCall* call) {
   const std::uint64_t padded = AlignUp(length, kBlock);
+  CAIRN_CO_RETURN_IF_ERROR(co_await spec_.limit.Await(length, spec_.interrupted));
   if (call != nullptr) {
     CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(file.source.name, [&] { return call->Read(memory, length); }));
   } else {
@@ -248,24 +249,16 @@ std::string CheckpointCopy::ObjectName(const File& file) const {
 }
 
 Status CheckpointCopy::FetchHeader(File& file) const {
-  // Mostly all of it.
-  constexpr std::uint64_t kFirst = 256U << 10;
-  const auto fetch = [&](std::uint64_t length) -> Status {
-    const std::uint64_t offset = file.head.size();
-    if (length <= offset) return Status::Ok();
-    file.head.resize(length);
-    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<RcloneCall> call,
-                           spec_.bucket->StartRead(ObjectName(file), offset, length - offset));
-    CAIRN_RETURN_IF_ERROR(call->Read(file.head.data() + offset, length - offset));
-    return call->End();
-  };
-  CAIRN_RETURN_IF_ERROR(fetch(std::min(file.what.length, file.is_index ? kBlock : kFirst)));
-  if (file.is_index) return Status::Ok();
-  const Bytes word(file.head.data(), std::min<std::size_t>(kLengthWord, file.head.size()));
-  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t length, ShardHeaderLength(word, file.what.length, file.source.name));
-  CAIRN_RETURN_IF_ERROR(fetch(length));
-  file.head.resize(length);
-  return DecodeHeaderOf(spec_.from.checkpoint, file.what, file.head, file.source);
+  if (file.is_index) {
+    const Bucket::Range first{.name = ObjectName(file), .length = std::min(file.what.length, kBlock)};
+    CAIRN_ASSIGN_OR_RETURN(file.head, spec_.bucket->Get(std::array{first}).front());
+    return Status::Ok();
+  }
+  file.source.with_values = false;
+  std::array wanted{WantedHeader{.checkpoint = &spec_.from.checkpoint, .shard = &file.what, .file = &file.source}};
+  FetchHeaders(*spec_.bucket, wanted);
+  file.head = std::move(wanted[0].bytes);
+  return wanted[0].status;
 }
 
 // Steps 3 and 4
@@ -279,7 +272,7 @@ IoTask<Status> CheckpointCopy::EndFile(File& file) {
   const Bytes first(memory.get(), file.begin);
   std::fill_n(memory.get(), file.begin, std::byte{});
   if (spec_.bucket != nullptr) {
-    std::ranges::copy(file.head, memory.get());
+    std::ranges::copy(std::as_bytes(std::span(file.head)), memory.get());
   } else {
     CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(file.source, memory.get(), 0, file.begin)));
   }

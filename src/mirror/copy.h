@@ -13,6 +13,7 @@
 #include "format/manifest.h"
 #include "io/io_task.h"
 #include "mirror/bucket.h"
+#include "mirror/rate_limit.h"
 #include "restore/shard_file.h"
 #include "store/attempt_file.h"
 #include "store/attempt_folder.h"
@@ -37,6 +38,7 @@ class CheckpointCopy {
     unsigned file_mode;
     unsigned directory_mode;
     BufferPool& pool;
+    RateLimit& limit;
     /// Asked before each piece: ends the copy as Cancelled.
     std::function<bool()> interrupted;
   };

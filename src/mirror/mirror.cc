@@ -67,7 +67,7 @@ IoTask<Status> MakeIfMissing(PathAt path) {
 }  // namespace
 
 Mirror::Mirror(IoQueue& queue, const MirrorOptions& options)
-    : queue_(queue), options_(options), id_(MirrorId(options.target)) {}
+    : queue_(queue), options_(options), id_(MirrorId(options.target)), limit_(options.bandwidth) {}
 
 Result<std::unique_ptr<Mirror>> Mirror::Open(IoQueue& queue, const MirrorOptions& options) {
   MirrorOptions real = options;
@@ -301,8 +301,8 @@ Result<Mirror::Copied> Mirror::Copy(const StoredCheckpoint& one, const std::func
     Note(fmt::format("{}: its checkpoints are locked while they are copied, so that retention waits for them: {}",
                      source_, held.not_linked.message()));
   }
-  const MirrorTarget::Copied copied =
-      target_->Copy({.from = held, .bucket = source_bucket_.get(), .pool = *pool_, .interrupted = interrupted});
+  const MirrorTarget::Copied copied = target_->Copy(
+      {.from = held, .bucket = source_bucket_.get(), .pool = *pool_, .limit = limit_, .interrupted = interrupted});
   if (copied.source_damaged) damaged_.emplace(one.info.attempt, copied.status.ToString());
   CAIRN_RETURN_IF_ERROR(copied.status);
   return Copied{.info = one.info, .bytes = copied.bytes, .time = std::chrono::steady_clock::now() - begun};

@@ -15,6 +15,7 @@
 #include "io/io_queue.h"
 #include "mirror/bucket.h"
 #include "mirror/choose.h"
+#include "mirror/rate_limit.h"
 #include "mirror/target.h"
 #include "store/hold.h"
 #include "store/locks.h"
@@ -30,6 +31,8 @@ struct MirrorOptions {
   /// object store (see IsBucket).
   std::string target;
   MirrorRules rules;
+  /// Bytes in a second that are copied at most. 0: no limit.
+  std::uint64_t bandwidth = 0;
   /// How long to wait for another mirror of this root and target to end.
   std::chrono::nanoseconds wait = std::chrono::seconds(2);
   /// For object stores. Empty: Rclone::Find.
@@ -99,6 +102,7 @@ class Mirror {
   const MirrorOptions options_;
   const std::string id_;
   std::unique_ptr<BufferPool> pool_;
+  RateLimit limit_;
   // The root, if it is in an object store; the target, until it is open. Null: a directory.
   std::unique_ptr<Bucket> source_bucket_;
   std::unique_ptr<Bucket> target_bucket_;

@@ -182,6 +182,7 @@ MirrorTarget::Copied MirrorTarget::CopyToDirectory(const CopySpec& spec) {
                        .file_mode = spec_.file_mode,
                        .directory_mode = spec_.directory_mode,
                        .pool = spec.pool,
+                       .limit = spec.limit,
                        .interrupted = spec.interrupted});
   const Status status = RunTaskBlocking(queue_, copy.Run());
   return {.status = status, .source_damaged = copy.source_damaged(), .bytes = copy.bytes()};
@@ -192,6 +193,7 @@ MirrorTarget::Copied MirrorTarget::CopyToBucket(const CopySpec& spec) {
                          .to = *spec_.bucket,
                          .there = list_,
                          .pool = spec.pool,
+                         .limit = spec.limit,
                          .check_writer = [this] { return CheckWriter(); },
                          .interrupted = spec.interrupted});
   const Status status = RunTaskBlocking(queue_, copy.Run());

@@ -12,6 +12,7 @@
 #include "io/io_queue.h"
 #include "mirror/bucket.h"
 #include "mirror/choose.h"
+#include "mirror/rate_limit.h"
 #include "store/hold.h"
 #include "store/root.h"
 
@@ -59,6 +60,7 @@ class MirrorTarget {
     /// Where that is; null: in a root.
     const Bucket* bucket;
     BufferPool& pool;
+    RateLimit& limit;
     const std::function<bool()>& interrupted;
   };
   struct Copied {

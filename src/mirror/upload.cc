@@ -112,6 +112,7 @@ IoTask<Status> CheckpointUpload::Send(const File& file, ShardFile& source, Rclon
     // A piece is of the header, or of whole blocks of the data.
     const std::uint64_t end = offset < data ? data : file.what.length;
     const std::uint64_t length = std::min(spec_.pool.chunk_bytes(), end - offset);
+    CAIRN_CO_RETURN_IF_ERROR(co_await spec_.limit.Await(length, spec_.interrupted));
     CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(source, memory, offset, AlignUp(length, kBlock))));
     const Bytes piece(memory, length);
     if (offset < data) {

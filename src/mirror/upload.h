@@ -10,6 +10,7 @@
 #include "device/buffer_pool.h"
 #include "io/io_task.h"
 #include "mirror/bucket.h"
+#include "mirror/rate_limit.h"
 #include "restore/shard_file.h"
 #include "store/hold.h"
 
@@ -25,6 +26,7 @@ class CheckpointUpload {
     /// What `to` has that is whole.
     std::span<const StoredCheckpoint> there;
     BufferPool& pool;
+    RateLimit& limit;
     /// Asked before the manifest is written.
     std::function<Status()> check_writer;
     /// Asked before each piece: ends the copy as Cancelled.

@@ -85,7 +85,7 @@ bool IsSameFile(const ShardFile& a, const ShardFile& b) {
 
 // Adds the long values of the file to the others.
 IoTask<Status> ReadLongValues(ShardFile& file) {
-  ShardHeader& header = file.header;
+  const ShardHeader& header = file.header;
   for (const LongValue& value : header.long_values) {
     const std::uint64_t begin = header.data_begin + value.begin;
     const std::uint64_t from = AlignDown(begin, kBlock);
@@ -94,16 +94,7 @@ IoTask<Status> ReadLongValues(ShardFile& file) {
     CAIRN_CO_RETURN_IF_ERROR(block.status());
     CAIRN_CO_RETURN_IF_ERROR(co_await ReadAt(file, block->get(), from, length));
     const Bytes text(block->get() + (begin - from), value.end - value.begin);
-    if (const std::uint32_t found = Crc32c(text); found != value.crc32c) {
-      co_return Error(StatusCode::kCorrupt, "{}: value {}: expected the digest {:08x}, found {:08x}", file.name,
-                      Quoted(value.name), value.crc32c, found);
-    }
-    Json json{.text = {reinterpret_cast<const char*>(text.data()), text.size()}, .vouched = true};
-    if (!IsJson(json.text)) {
-      co_return Error(StatusCode::kCorrupt, "{}: value {}: expected JSON, found others of {} bytes", file.name,
-                      Quoted(value.name), json.text.size());
-    }
-    header.values.insert_or_assign(value.name, std::move(json));
+    CAIRN_CO_RETURN_IF_ERROR(AddLongValue(file, value, text));
   }
   co_return Status::Ok();
 }
@@ -227,6 +218,20 @@ IoTask<Status> OpenShardFile(ShardFile& file) {
   }
   if (!opened.ok()) co_return ReadErrnoStatus(opened.error, "opening " + file.name);
   co_return Adopt(file);
+}
+
+Status AddLongValue(ShardFile& file, const LongValue& value, Bytes text) {
+  if (const std::uint32_t found = Crc32c(text); found != value.crc32c) {
+    return Error(StatusCode::kCorrupt, "{}: value {}: expected the digest {:08x}, found {:08x}", file.name,
+                 Quoted(value.name), value.crc32c, found);
+  }
+  Json json{.text = {reinterpret_cast<const char*>(text.data()), text.size()}, .vouched = true};
+  if (!IsJson(json.text)) {
+    return Error(StatusCode::kCorrupt, "{}: value {}: expected JSON, found others of {} bytes", file.name,
+                 Quoted(value.name), json.text.size());
+  }
+  file.header.values.insert_or_assign(value.name, std::move(json));
+  return Status::Ok();
 }
 
 Status DecodeHeaderOf(const StoredCheckpoint& checkpoint, const ManifestShard& shard, Bytes header, ShardFile& file) {

@@ -63,6 +63,8 @@ IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const Manifes
 /// The same of a header that was read in another way. Long values are not read.
 [[nodiscard]] Status DecodeHeaderOf(const StoredCheckpoint& checkpoint, const ManifestShard& shard, Bytes header,
                                     ShardFile& file);
+/// Adds one of its long values to the others, which was read in another way. Corrupt if the text is another one.
+[[nodiscard]] Status AddLongValue(ShardFile& file, const LongValue& value, Bytes text);
 
 /// Opens one safetensors file: a plain one, or a single shard. NotFound if there is none. Blocking; needs exclusive use
 /// of the queue.

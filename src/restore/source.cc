@@ -56,6 +56,15 @@ Result<TensorSource> TensorSource::OpenCheckpoint(const StoredCheckpoint& checkp
   return source;
 }
 
+TensorSource TensorSource::OfHeaders(const StoredCheckpoint& checkpoint, HeaderReader read) {
+  TensorSource source;
+  source.checkpoint_ = checkpoint;
+  source.read_headers_ = std::move(read);
+  source.files_.resize(checkpoint.manifest.shards.size());
+  source.names_ = ShardNames(checkpoint);
+  return source;
+}
+
 Result<TensorSource> TensorSource::OpenFile(const RestoreParts& parts, const std::string& path) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
   CAIRN_ASSIGN_OR_RETURN(ShardFile file, OpenTensorFile(*queue, path));
@@ -71,8 +80,12 @@ Status TensorSource::Select(const RestoreParts& parts, std::span<const std::uint
   tensors_.clear();
   if (checkpoint_) {
     for (ShardFile& file : files_) Forget(file);
-    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
-    CAIRN_RETURN_IF_ERROR(ReadHeaders(*queue, *checkpoint_, files, files_));
+    if (read_headers_) {
+      CAIRN_RETURN_IF_ERROR(read_headers_(*checkpoint_, files, files_));
+    } else {
+      CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+      CAIRN_RETURN_IF_ERROR(ReadHeaders(*queue, *checkpoint_, files, files_));
+    }
   }
   if (!files.empty()) tensors_ = ListTensors(files_, names_);
   return Status::Ok();

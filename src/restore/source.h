@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -41,6 +42,11 @@ class TensorSource {
  public:
   /// Protects the checkpoint from removal while it lives. Selects no shards. Errors as for LockCheckpoint.
   [[nodiscard]] static Result<TensorSource> OpenCheckpoint(const StoredCheckpoint& checkpoint);
+  /// Of a checkpoint that is elsewhere: `read` reads headers of its shards (indices in the manifest), as ReadHeaders.
+  /// Tensors cannot be read.
+  using HeaderReader = std::function<Status(const StoredCheckpoint& checkpoint, std::span<const std::uint32_t> shards,
+                                            std::vector<ShardFile>& files)>;
+  [[nodiscard]] static TensorSource OfHeaders(const StoredCheckpoint& checkpoint, HeaderReader read);
   /// One selected file: any plain safetensors file, or a single shard (then its checksums are verified).
   [[nodiscard]] static Result<TensorSource> OpenFile(const RestoreParts& parts, const std::string& path);
 
@@ -87,6 +93,8 @@ class TensorSource {
 
   std::optional<StoredCheckpoint> checkpoint_;
   std::optional<ReadLock> lock_;
+  // Null: they are read from `files_`.
+  HeaderReader read_headers_;
   std::vector<ShardFile> files_;
   std::vector<std::string> names_;
   std::vector<StoredTensor> tensors_;

@@ -76,12 +76,17 @@ struct MirrorRootOptions {
   std::uint64_t every = 1;
   std::uint64_t keep_last = 0;
   std::uint64_t keep_every = 0;
+  /// Bytes in a second: "100MB". Empty: no limit.
+  std::string bandwidth;
   /// End once nothing is due; or do so once stdin is closed, or can be read.
   bool once = false;
   bool with_stdin = false;
   bool json = false;
 };
 Result<int> MirrorRoot(const MirrorRootOptions& options);
+/// The way back: `root` is what has the copies, a directory or a place in an object store; `target` the root that gets
+/// them.
+Result<int> Fetch(const MirrorRootOptions& options);
 
 struct StepsOptions {
   std::string root;

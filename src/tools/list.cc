@@ -15,11 +15,13 @@
 
 #include "base/human.h"
 #include "base/status_macros.h"
+#include "mirror/headers.h"
 #include "restore/open.h"
 #include "store/mirrors.h"
 #include "store/pins.h"
 #include "store/writer.h"
 #include "tools/commands.h"
+#include "tools/in_bucket.h"
 #include "tools/output.h"
 #include "tools/reading.h"
 
@@ -93,8 +95,34 @@ std::vector<std::string> MirrorsOf(const CheckpointInfo& info, const std::vector
   return targets;
 }
 
+/// Of an object store. Each header is a request.
+Result<std::vector<Listed>> CheckpointsInBucket(const std::string& place) {
+  CAIRN_ASSIGN_OR_RETURN(InBucket found, ListInBucket(place));
+  std::vector<ShardFile> files(found.checkpoints.size());
+  std::vector<WantedHeader> wanted;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const StoredCheckpoint& one = found.checkpoints[i];
+    if (!one.info.status.ok()) continue;
+    files[i].with_values = false;  // Metrics are short.
+    wanted.push_back({.checkpoint = &one, .shard = &one.manifest.shards.front(), .file = &files[i]});
+  }
+  FetchHeaders(*found.bucket, wanted);
+  std::vector<Listed> list;
+  auto header = wanted.begin();
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    StoredCheckpoint& one = found.checkpoints[i];
+    const bool good = one.info.status.ok();
+    if (good) one.info.status = (header++)->status;
+    if (good && one.info.status.code() == StatusCode::kNotFound) continue;
+    list.push_back({.metrics = Metrics(files[i].header.values)});
+    list.back().checkpoint = std::move(one);
+  }
+  return list;
+}
+
 Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root,
                                         const std::vector<MirrorRecord>& mirrors) {
+  if (IsBucket(root)) return CheckpointsInBucket(root);
   CAIRN_RETURN_IF_ERROR(CheckRoot(root));
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
   std::vector<Listed> list;
@@ -153,7 +181,7 @@ void PrintFilled(std::vector<std::vector<std::string>> rows) {
 
 /// " (root 4f2a6b1d..., as run)" if a root before it, in `by_id`, has its id: one is a copy of the other.
 std::string SameAs(const std::string& root, std::map<std::string, std::string>& by_id) {
-  const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
+  const Result<std::optional<WriterRecord>> writer = IsBucket(root) ? WriterInBucket(root) : ReadWriter(root);
   if (!writer.ok() || !*writer || (*writer)->root.empty()) return "";
   const auto& [before, fresh] = by_id.emplace((*writer)->root, root);
   return fresh ? "" : fmt::format(" (root {}, as {})", ShortId(before->first), Printable(before->second));
@@ -180,9 +208,9 @@ void PrintList(const std::string& root, const std::vector<Listed>& list) {
     const CheckpointInfo& info = checkpoint.info;
     const bool known = info.world > 0;  // Its manifest is good.
     const std::string line = !several ? "" : known ? std::to_string(info.line) : "-";
-    rows.push_back({std::to_string(info.step), line, CommitTime(info), known ? HumanBytes(info.bytes - shared) : "-",
-                    known ? std::to_string(info.world) : "-", MetricsText(metrics),
-                    Printable(fmt::format("{}", fmt::join(mirrors, ", "))), Note(info, shared)});
+    rows.push_back({std::to_string(info.step), line, CommitTime(info, checkpoint.committed_at),
+                    known ? HumanBytes(info.bytes - shared) : "-", known ? std::to_string(info.world) : "-",
+                    MetricsText(metrics), Printable(fmt::format("{}", fmt::join(mirrors, ", "))), Note(info, shared)});
   }
   PrintFilled(std::move(rows));
 }
@@ -202,7 +230,7 @@ Result<int> List(const ListOptions& options) {
       continue;
     }
     for (const auto& [checkpoint, metrics, shared, targets] : *list) {
-      objects.push_back(ToJson(checkpoint.info));
+      objects.push_back(ToJson(checkpoint.info, checkpoint.committed_at));
       objects.back()["metrics"] = metrics;
       if (shared != 0) objects.back()["shared_bytes"] = shared;
       if (!targets.empty()) objects.back()["mirrors"] = targets;

@@ -256,22 +256,28 @@ void AddStep(CLI::App& command, std::optional<std::uint64_t>& step, const std::s
 constexpr const char* kSideHelp =
     "A checkpoint's folder (root/step-70), a safetensors file, or a root (its newest checkpoint)";
 
+constexpr const char* kBucketHelp =
+    "A root may be where a mirror is in an object store: s3://BUCKET/PREFIX, gs://, az:// or rclone:REMOTE:PATH.";
+
 void AddReaders(CLI::App& app, Action& chosen) {
   const auto [list, listing] =
       AddCommand<ListOptions>(app, chosen, List, "ls",
                               "List the checkpoints of roots, oldest first: time, size, metrics, pins (verify checks "
                               "the bytes)");
+  list.footer(kBucketHelp);
   list.add_option("roots", listing.roots, "Directories of checkpoints")->required();
 
   const auto [show, showing] =
       AddCommand<ReadOptions>(app, chosen, Show, "show", "Show names, shapes and values; reads no tensor data");
   AddPath(show, "path", showing.path, kSideHelp)->required();
   AddStep(show, showing.step, "The step to show, if the path is a root");
+  show.footer(kBucketHelp);
 
   const auto [verify, verifying] =
       AddCommand<ReadOptions>(app, chosen, Verify, "verify", "Read every byte and check its checksum");
   AddPath(verify, "path", verifying.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
   AddStep(verify, verifying.step, "Only this step, if the path is a root");
+  verify.footer(kBucketHelp);
 }
 
 struct DiffArguments : DiffOptions {
@@ -332,27 +338,43 @@ void AddCollect(CLI::App& app, Action& chosen) {
   AddYes(collect, collecting.yes);
 }
 
+/// What is copied, and what of it is kept there.
+void AddCopying(CLI::App& command, MirrorRootOptions& options) {
+  command.add_option("--every", options.every, "Only steps divisible by this")
+      ->check(WholeNumber(1))
+      ->capture_default_str();
+  command.add_option("--keep-last", options.keep_last, "How many of the newest to keep there (default: all)")
+      ->check(WholeNumber(1));
+  command.add_option("--keep-every", options.keep_every, "With --keep-last: also keep steps divisible by this")
+      ->check(WholeNumber(1));
+  command.add_option("--bandwidth", options.bandwidth, "Copy at most so many bytes in a second: 100MB");
+}
+
 void AddMirror(CLI::App& app, Action& chosen) {
   const auto [mirror, mirroring] = AddCommand<MirrorRootOptions>(
       app, chosen, MirrorRoot, "mirror", "Copy the checkpoints of a root elsewhere as they come, beside its job");
   mirror.footer(
       "Ends with SIGTERM or Ctrl-C. Training does not wait for it. Start it again after an error: it goes on.");
-  mirror.add_option("root", mirroring.root, "A directory of checkpoints; with --once also what TARGET may be")
-      ->required();
+  mirror.add_option("root", mirroring.root, "A directory of checkpoints")->required();
   mirror
       .add_option("target", mirroring.target,
                   "Another directory, on another disk; it is made if it is missing. Or s3://BUCKET/PREFIX, gs://, "
                   "az:// or rclone:REMOTE:PATH, by rclone")
       ->required();
-  mirror.add_option("--every", mirroring.every, "Only steps divisible by this")
-      ->check(WholeNumber(1))
-      ->capture_default_str();
-  mirror.add_option("--keep-last", mirroring.keep_last, "How many of the newest to keep there (default: all)")
-      ->check(WholeNumber(1));
-  mirror.add_option("--keep-every", mirroring.keep_every, "With --keep-last: also keep steps divisible by this")
-      ->check(WholeNumber(1));
+  AddCopying(mirror, mirroring);
   mirror.add_flag("--once", mirroring.once, "Copy what is due now, then end");
   mirror.add_flag("--with-stdin", mirroring.with_stdin, "Once stdin is closed, copy what is due then, and end");
+}
+
+void AddFetch(CLI::App& app, Action& chosen) {
+  const auto [fetch, fetching] = AddCommand<MirrorRootOptions>(
+      app, chosen, Fetch, "fetch", "Bring back what a mirror has, newest first, each block checked");
+  fetch.footer(
+      "No job has ROOT open meanwhile. Start it again after an error: it goes on. What ROOT has already stays.");
+  fetch.add_option("target", fetching.root, "What the mirror was told: a directory, s3://BUCKET/PREFIX, ...")
+      ->required();
+  fetch.add_option("root", fetching.target, "A directory, made if it is missing")->required();
+  AddCopying(fetch, fetching);
 }
 
 /// Commands that are told steps of a root.
@@ -395,6 +417,7 @@ int Run(int argc, char** argv) {
   AddExport(app, chosen);
   AddCollect(app, chosen);
   AddMirror(app, chosen);
+  AddFetch(app, chosen);
   AddRemoveAndPin(app, chosen);
   AddTune(app, chosen);
   AddProfile(app, chosen);

@@ -42,6 +42,14 @@ Status CheckTarget(const std::string& target) {
   return ::stat(target.c_str(), &found) == 0 ? CheckRoot(target) : Status::Ok();
 }
 
+/// 0: no limit.
+Result<std::uint64_t> ParseBandwidth(const std::string& text) {
+  if (text.empty()) return std::uint64_t{0};
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseSize("--bandwidth", text));
+  if (bytes > 0) return bytes;
+  return Error(StatusCode::kInvalidArgument, "--bandwidth: expected at least 1 byte, found {}", text);
+}
+
 /// When an entry of the directory last changed; 0 if that cannot be read.
 Clock::time_point LastChange(const std::string& root) {
   struct stat found {};
@@ -135,21 +143,15 @@ class MirrorLoop {
   int exit_code_ = kGood;
 };
 
-}  // namespace
-
-Result<int> MirrorRoot(const MirrorRootOptions& options) {
-  if (!IsBucket(options.root)) {
-    CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
-  } else if (!options.once) {
-    return Error(StatusCode::kInvalidArgument, "{}: what an object store has is copied with --once", options.root);
-  }
-  CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
+Result<int> CopyCheckpoints(const MirrorRootOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t bandwidth, ParseBandwidth(options.bandwidth));
   // Whoever closes stdin by dying reads no more of what is said.
   if (options.with_stdin) std::signal(SIGPIPE, SIG_IGN);
   MirrorOptions mirroring{
       .root = options.root,
       .target = options.target,
       .rules = {.every = options.every, .keep_last = options.keep_last, .keep_every = options.keep_every},
+      .bandwidth = bandwidth,
       .on_note = [](const std::string& note) { PrintError("{}\n", Printable(note)); }};
   const bool bucket = IsBucket(options.root) || IsBucket(options.target);
   if (bucket) {
@@ -162,6 +164,30 @@ Result<int> MirrorRoot(const MirrorRootOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Mirror> mirror, Mirror::Open(*queue, mirroring));
   return MirrorLoop(options, *mirror).UntilTheEnd();
+}
+
+}  // namespace
+
+Result<int> MirrorRoot(const MirrorRootOptions& options) {
+  if (IsBucket(options.root)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: expected a directory; `cairn fetch` brings back what an object store has", options.root);
+  }
+  CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
+  CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
+  return CopyCheckpoints(options);
+}
+
+Result<int> Fetch(const MirrorRootOptions& options) {
+  if (IsBucket(options.target)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected a directory, to which {} is brought back", options.target,
+                 options.root);
+  }
+  CAIRN_RETURN_IF_ERROR(IsBucket(options.root) ? CheckTarget(options.root) : CheckRoot(options.root));
+  CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
+  MirrorRootOptions once = options;
+  once.once = true;
+  return CopyCheckpoints(once);
 }
 
 }  // namespace cairn::tools

@@ -34,10 +34,11 @@ struct PrintValue {
 };
 
 /// In the calendar of `convert`: localtime_r or gmtime_r. None also for a time whose year no calendar has.
-std::optional<std::tm> CommitTimeBy(std::tm* (&convert)(const std::time_t*, std::tm*), const CheckpointInfo& info) {
+std::optional<std::tm> CommitTimeBy(std::tm* (&convert)(const std::time_t*, std::tm*), const CheckpointInfo& info,
+                                    std::optional<double> at) {
   struct stat facts {};
-  if (::lstat((info.path + "/" + std::string(kManifestName)).c_str(), &facts) != 0) return std::nullopt;
-  const std::time_t seconds = facts.st_mtime;
+  if (!at && ::lstat((info.path + "/" + std::string(kManifestName)).c_str(), &facts) != 0) return std::nullopt;
+  const std::time_t seconds = at ? static_cast<std::time_t>(*at) : facts.st_mtime;
   std::tm time{};
   return convert(&seconds, &time) == nullptr ? std::nullopt : std::optional(time);
 }
@@ -62,8 +63,8 @@ std::string DescribeType(const TensorInfo& tensor) {
   return text;
 }
 
-std::string CommitTime(const CheckpointInfo& info) {
-  const std::optional<std::tm> time = CommitTimeBy(::localtime_r, info);
+std::string CommitTime(const CheckpointInfo& info, std::optional<double> at) {
+  const std::optional<std::tm> time = CommitTimeBy(::localtime_r, info, at);
   return time ? fmt::format("{:%F %T}", *time) : "-";
 }
 
@@ -134,9 +135,9 @@ std::string JsonLine(const json& value) {
   return IsShown(text) ? text : value.dump(-1, ' ', true, json::error_handler_t::replace);
 }
 
-json ToJson(const CheckpointInfo& info) {
+json ToJson(const CheckpointInfo& info, std::optional<double> at) {
   json out{{"step", info.step}, {"path", info.path}, {"ok", info.status.ok()}, {"time", nullptr}};
-  if (const auto time = CommitTimeBy(::gmtime_r, info)) out["time"] = fmt::format("{:%FT%TZ}", *time);
+  if (const auto time = CommitTimeBy(::gmtime_r, info, at)) out["time"] = fmt::format("{:%FT%TZ}", *time);
   if (!info.status.ok()) {
     out["error"] = info.status.ToString();
     return out;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,8 +28,9 @@ int ReportError(const Status& status);
 /// "F32 [3, 4]", and the position of a part.
 [[nodiscard]] std::string DescribeType(const TensorInfo& tensor);
 
-/// When the checkpoint was committed, which is its manifest's time: "2026-11-29 00:41:07", local; "-" if unknown.
-[[nodiscard]] std::string CommitTime(const CheckpointInfo& info);
+/// When the checkpoint was committed: "2026-11-29 00:41:07", local; "-" if unknown. `at` is in seconds since 1970, none
+/// the time of its manifest's file.
+[[nodiscard]] std::string CommitTime(const CheckpointInfo& info, std::optional<double> at = std::nullopt);
 /// "has NaNs", "has infinities"; empty for kNone.
 [[nodiscard]] std::string MarkText(NonFinite nonfinite);
 /// Whether the checkpoints whose manifests are good are of several lines.
@@ -50,7 +52,7 @@ void PrintJson(const nlohmann::json& json);
 /// On one line.
 [[nodiscard]] std::string JsonLine(const nlohmann::json& json);
 /// With its time of CommitTime, in UTC.
-[[nodiscard]] nlohmann::json ToJson(const CheckpointInfo& info);
+[[nodiscard]] nlohmann::json ToJson(const CheckpointInfo& info, std::optional<double> at = std::nullopt);
 [[nodiscard]] nlohmann::json ToJson(const TensorInfo& tensor);
 /// As JSON. JSON text is printed unchanged, whatever its depth, long numbers or duplicate keys.
 [[nodiscard]] std::string ValueText(const Value& value);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "mirror/bucket.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "tools/quantities.h"
@@ -84,6 +85,10 @@ Result<std::unique_ptr<IoQueue>> MakeQueue() {
 }
 
 Result<PathKind> KindOf(const std::string& path) {
+  if (IsBucket(path)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: expected a directory; `cairn fetch` brings one from an object store", path);
+  }
   struct stat facts {};
   if (::stat(path.c_str(), &facts) != 0) return errno == ENOENT ? MissingPath(path) : ErrnoStatus(errno, path);
   if (!S_ISDIR(facts.st_mode)) return PathKind::kTensorFile;

@@ -13,6 +13,7 @@
 #include "restore/open.h"
 #include "store/list.h"
 #include "tools/commands.h"
+#include "tools/in_bucket.h"
 #include "tools/output.h"
 #include "tools/reading.h"
 
@@ -181,9 +182,12 @@ bool IsOfSeveralLines(const CheckpointInfo& info) {
   return beside.ok() && HaveSeveralLines(*beside);
 }
 
-std::string Describe(const CheckpointInfo& info, const std::vector<ManifestShard>& shards) {
-  const bool line = info.copy || IsOfSeveralLines(info);
-  std::string text = fmt::format("step {}  {}  {}{}world {}  {}{}\nattempt {}\n", info.step, CommitTime(info),
+std::string Describe(const StoredCheckpoint& checkpoint, bool several_lines) {
+  const CheckpointInfo& info = checkpoint.info;
+  const std::vector<ManifestShard>& shards = checkpoint.manifest.shards;
+  const bool line = info.copy || several_lines;
+  const std::string time = CommitTime(info, checkpoint.committed_at);
+  std::string text = fmt::format("step {}  {}  {}{}world {}  {}{}\nattempt {}\n", info.step, time,
                                  line ? LineText(info) : "", line ? "  " : "", info.world, HumanBytes(info.bytes),
                                  info.pinned ? "  pinned" : "", Printable(info.attempt));
   if (const NonFinite worst = info.nonfinite; worst != NonFinite::kNone) {
@@ -214,25 +218,38 @@ Status Print(const Reading& reading, TensorSource& source, Text& text) {
   return Status::Ok();
 }
 
+Result<int> ShowCheckpoint(const Reading& reading, TensorSource& source, bool several_lines, bool json) {
+  const StoredCheckpoint& checkpoint = *source.checkpoint();
+  if (json) {
+    JsonText text(ToJson(checkpoint.info, checkpoint.committed_at), /*has_values=*/true);
+    CAIRN_RETURN_IF_ERROR(Print(reading, source, text));
+    text.End();
+  } else {
+    PlainText text(Describe(checkpoint, several_lines));
+    CAIRN_RETURN_IF_ERROR(Print(reading, source, text));
+  }
+  return kGood;
+}
+
+Result<int> ShowInBucket(const Reading& reading, const ReadOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const InBucket found, ChooseInBucket(options.path, options.step));
+  const StoredCheckpoint& newest = found.checkpoints.back();
+  CAIRN_RETURN_IF_ERROR(newest.info.status);
+  TensorSource source = HeadersInBucket(*found.bucket, newest);
+  return ShowCheckpoint(reading, source, found.several_lines, options.json);
+}
+
 }  // namespace
 
 Result<int> Show(const ReadOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Reading> reading, Reading::Make());
+  if (IsBucket(options.path)) return ShowInBucket(*reading, options);
   CAIRN_ASSIGN_OR_RETURN(TensorSource source, OpenSource(*reading, options.path, options.step));
   if (source.checkpoint() == nullptr) {
     ShowFile(options.path, source, options.json);
     return kGood;
   }
-  const CheckpointInfo& info = source.checkpoint()->info;
-  if (options.json) {
-    JsonText text(ToJson(info), /*has_values=*/true);
-    CAIRN_RETURN_IF_ERROR(Print(*reading, source, text));
-    text.End();
-  } else {
-    PlainText text(Describe(info, source.checkpoint()->manifest.shards));
-    CAIRN_RETURN_IF_ERROR(Print(*reading, source, text));
-  }
-  return kGood;
+  return ShowCheckpoint(*reading, source, IsOfSeveralLines(source.checkpoint()->info), options.json);
 }
 
 }  // namespace cairn::tools

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 
+#include "mirror/verify.h"
 #include "mirror_case.h"
 #include "store/mirrors.h"
 #include "store/names.h"
@@ -185,6 +186,61 @@ TEST_F(BucketTest, WhatHasNoManifestGoesOnceItIsOld) {
 
   EXPECT_TRUE(fs::exists(fresh));
   EXPECT_FALSE(fs::exists(old));
+}
+
+TEST_F(BucketTest, VerifyReadsEveryByteAndNamesWhatDiffers) {
+  small = false;
+  frozen = 1;
+  const StoredCheckpoint one = Save(10);
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
+  const auto pool = *BufferPool::Make(16U << 20, 4U << 20, 4);
+  const auto verify = [&](const Progress& progress = {}) {
+    Bucket bucket(rclone_, *BucketAddress::Parse("rclone:disk:" + store_));
+    const auto list = bucket.List();
+    EXPECT_TRUE(list.ok()) << list.status();
+    return VerifyInBucket(bucket, list->front(), *pool, progress);
+  };
+  std::uint64_t last = 0;
+  EXPECT_EQ(verify([&](std::uint64_t done, std::uint64_t total) {
+              last = done;
+              return done <= total;
+            }),
+            Status::Ok());
+  std::uint64_t bytes = 0;
+  for (const ManifestShard& shard : one.manifest.shards) bytes += shard.length;
+  EXPECT_EQ(last, bytes);
+
+  for (const std::string& file : {ShardName(1), KeptName(0, "frozen")}) {
+    const std::string path = Folder(one) + "/" + file;
+    const std::string good = ReadWholeFile(path);
+    std::string bad = good;
+    bad.back() = static_cast<char>(bad.back() ^ 1);
+    WriteWholeFile(path, bad);
+    const Status damaged = verify();
+    EXPECT_EQ(damaged.code(), StatusCode::kCorrupt);
+    EXPECT_THAT(damaged.message(), AllOf(HasSubstr("rclone:disk:" + path), HasSubstr("CRC32C of data bytes"),
+                                         HasSubstr(file == ShardName(1) ? "\"weight\"" : "\"base\"")));
+    fs::resize_file(path, 5000);
+    EXPECT_THAT(verify().message(),
+                HasSubstr("rclone:disk:" + path + ": expected " + std::to_string(good.size()) + " bytes, found 5000"));
+    WriteWholeFile(path, good);
+  }
+  EXPECT_EQ(verify([](std::uint64_t /*done*/, std::uint64_t /*total*/) { return false; }).code(),
+            StatusCode::kCancelled);
+}
+
+TEST_F(BucketTest, NoMoreThanTheBandwidthIsSent) {
+  small = false;
+  const StoredCheckpoint one = Save(10);
+  MirrorOptions options = ToStore();
+  options.bandwidth = 40'000'000;
+
+  const auto copied = OpenMirror(*queue_, options)->CopyNext([] { return false; });
+
+  ASSERT_TRUE(copied.ok() && *copied) << copied.status();
+  const double piece = 4 << 20;  // What waits no more.
+  EXPECT_GE((*copied)->time.count(), (static_cast<double>((*copied)->bytes) - 2 * piece) / 40e6);
+  EXPECT_THAT(Good(), ElementsAre(Name(one)));
 }
 
 TEST_F(BucketTest, AReplacedStepIsReplacedThere) {

@@ -259,6 +259,19 @@ TEST_F(MirrorTest, PathsInEachOtherAndRootsWithoutAnIdAreRefused) {
   EXPECT_THAT(Mirror::Open(*queue_, Options()).status().message(), HasSubstr("has no id"));
 }
 
+TEST_F(MirrorTest, NoMoreThanTheBandwidthIsCopied) {
+  Save(10);
+  MirrorOptions options = Options();
+  options.bandwidth = 40'000'000;
+
+  const auto copied = CopyNext(*OpenMirror(*queue_, options));
+
+  ASSERT_TRUE(copied.ok() && *copied) << copied.status();
+  const double piece = 4 << 20;  // The last one ends whenever the disk takes it.
+  EXPECT_GE((*copied)->time.count(), (static_cast<double>((*copied)->bytes) - 2 * piece) / 40e6);
+  EXPECT_THAT(GoodSteps(target()), ElementsAre(10));
+}
+
 // One that slept while another took the target.
 TEST_F(MirrorTest, AWriterThatHasTakenTheTargetOverIsSeenBeforeTheRename) {
   Save(10);

@@ -318,14 +318,14 @@ def test_lightning_trains_and_loads(tmp_path: Path) -> None:
 
 
 def commands() -> list[str]:
-    """Each `cairn ... ROOT` (or of two checkpoints, or of an example's shapes) of the README, of operations.md
+    """Each `cairn ... ROOT` (or of a mirror, of two checkpoints, or of an example's shapes) of the README, of operations.md
     and of planning.md, with and without its options."""
     found = []
     for page in ("README.md", "docs/operations.md", "docs/planning.md"):
         text = (ROOT / page).read_text()
         lines = [line.partition(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
         for command in [*lines, *re.findall(r"`(cairn [^`]*)`", text)]:
-            known = r"cairn (\w+ (ROOT|A B|/mnt|examples/)|profile --out)"
+            known = r"cairn (\w+ (ROOT|TARGET|A B|/mnt|examples/)|profile --out)"
             if re.match(known, command) and not command.endswith("ROOT ..."):
                 found += [re.sub(r"\[(.*?)\]", r"\1", command), re.sub(r" \[.*?\]", "", command)]
     return sorted(set(found))
@@ -333,7 +333,7 @@ def commands() -> list[str]:
 
 def test_the_documented_commands_are_all_of_them() -> None:
     assert {command.split()[1] for command in commands()} == {
-        "diff", "doctor", "export", "gc", "ls", "mirror", "pin", "plan", "profile", "rm", "show", "tune", "unpin", "verify"
+        "diff", "doctor", "export", "fetch", "gc", "ls", "mirror", "pin", "plan", "profile", "rm", "show", "tune", "unpin", "verify"
     }  # fmt: skip
 
 
@@ -343,6 +343,9 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
     with cairn.Checkpointer(root, host_memory="64MiB", keep_last=0) as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, {"model": {"weight": torch.full((1000,), float(step))}})
+    if command.split()[2] == "TARGET":
+        subprocess.run([COMMAND, "mirror", root, tmp_path / "mirror", "--once"], check=True)
+        root = tmp_path / "lost"
     for printed, given in {
         "ROOT...": str(root),
         "ROOT": str(root),

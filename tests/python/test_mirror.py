@@ -91,7 +91,7 @@ def test_a_lost_disk_costs_what_the_mirror_had_not_copied(tmp_path: Path) -> Non
         assert beside.stop() == 0
     shutil.rmtree(root)
 
-    back = run("mirror", target, root, "--once")
+    back = run("fetch", target, root)
 
     assert listed == {4: [str(target)]}
     expect_whole(target, 3, 4)

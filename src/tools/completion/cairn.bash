@@ -38,7 +38,7 @@ _cairn() {
   esac
   compopt -o filenames 2>/dev/null
   case $subcommand in
-    ls | gc | mirror | rm | pin | unpin | tune | doctor) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    ls | gc | mirror | fetch | rm | pin | unpin | tune | doctor) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     *) mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- "$current") ;;
   esac
 }
