@@ -31,6 +31,22 @@ bool IsAnothers(const StoredCheckpoint& one, std::span<const StoredCheckpoint> t
          there->info.attempt != one.info.attempt && !copied.contains(there->info.attempt);
 }
 
+std::vector<std::uint64_t> ChooseOldDamaged(std::span<const CheckpointInfo* const> list, const MirrorRules& rules) {
+  std::vector<std::uint64_t> kept;
+  for (auto one = list.rbegin(); one != list.rend() && kept.size() < rules.keep_last; ++one) {
+    if ((*one)->status.ok()) kept.push_back((*one)->step);
+  }
+  if (kept.empty() || kept.size() < rules.keep_last) return {};
+  std::vector<std::uint64_t> damaged;
+  for (const CheckpointInfo* one : list) {
+    // What a later version has written may be whole.
+    const bool is_damaged = one->status.code() == StatusCode::kCorrupt;
+    const bool is_kept = rules.keep_every != 0 && one->step % rules.keep_every == 0;
+    if (is_damaged && !is_kept && one->step < std::ranges::min(kept)) damaged.push_back(one->step);
+  }
+  return damaged;
+}
+
 std::vector<const StoredCheckpoint*> ChooseDue(std::span<const StoredCheckpoint> root,
                                                std::span<const StoredCheckpoint> target, const MirrorRules& rules,
                                                const std::set<std::string>& copied) {

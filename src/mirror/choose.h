@@ -28,6 +28,11 @@ struct MirrorRules {
                                                              const MirrorRules& rules,
                                                              const std::set<std::string>& copied);
 
+/// Of a list of an object store: the damaged ones that the rules would retire if they were whole, which nobody else
+/// removes there. Only those of steps before the good ones that `keep_last` keeps: their line is unknown. Pure.
+[[nodiscard]] std::vector<std::uint64_t> ChooseOldDamaged(std::span<const CheckpointInfo* const> list,
+                                                          const MirrorRules& rules);
+
 /// Whether the target has another save of its step and line, which no mirror has copied from the root.
 [[nodiscard]] bool IsAnothers(const StoredCheckpoint& one, std::span<const StoredCheckpoint> target,
                               const std::set<std::string>& copied);

@@ -203,7 +203,12 @@ MirrorTarget::Copied MirrorTarget::CopyToBucket(const CopySpec& spec) {
 std::vector<std::uint64_t> MirrorTarget::Retired() const {
   std::vector<const CheckpointInfo*> infos;
   for (const StoredCheckpoint& one : list_) infos.push_back(&one.info);
-  return ChooseRetired(infos, spec_.rules.keep_last, spec_.rules.keep_every);
+  std::vector<std::uint64_t> retired = ChooseRetired(infos, spec_.rules.keep_last, spec_.rules.keep_every);
+  if (root_ == nullptr) {
+    const std::vector<std::uint64_t> damaged = ChooseOldDamaged(infos, spec_.rules);
+    retired.insert(retired.end(), damaged.begin(), damaged.end());
+  }
+  return retired;
 }
 
 const StoredCheckpoint& MirrorTarget::At(std::uint64_t step) const {

@@ -188,6 +188,21 @@ TEST_F(BucketTest, WhatHasNoManifestGoesOnceItIsOld) {
   EXPECT_FALSE(fs::exists(old));
 }
 
+TEST_F(BucketTest, WhatIsDamagedThereGoesOnceItWouldHaveBeenRetired) {
+  const StoredCheckpoint first = Save(10);
+  const StoredCheckpoint second = Save(20);
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
+  WriteWholeFile(Folder(first) + "/manifest.json", "{}");
+  fs::remove_all(StepFolder(10));
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
+  ASSERT_TRUE(fs::exists(Folder(first))) << "nothing is retired";
+
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore({.keep_last = 1}))).ok());
+
+  EXPECT_FALSE(fs::exists(Folder(first)));
+  EXPECT_THAT(Good(), ElementsAre(Name(second)));
+}
+
 TEST_F(BucketTest, VerifyReadsEveryByteAndNamesWhatDiffers) {
   small = false;
   frozen = 1;

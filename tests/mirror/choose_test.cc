@@ -27,6 +27,28 @@ std::vector<std::uint64_t> Due(const std::vector<StoredCheckpoint>& root, const 
   return steps;
 }
 
+TEST(ChooseOldDamaged, WhatTheRulesWouldRetireWereItWhole) {
+  const auto damaged = [](std::uint64_t step, StatusCode code = StatusCode::kCorrupt) {
+    StoredCheckpoint one = At(step);
+    one.info.status = Status(code, "damaged");
+    return one;
+  };
+  const std::vector<StoredCheckpoint> all{
+      At(30),      At(40),      At(50),     damaged(10), damaged(20, StatusCode::kUnsupported),
+      damaged(25), damaged(45), damaged(60)};
+  const auto chosen = [&all](const MirrorRules& rules) {
+    std::vector<const CheckpointInfo*> list;
+    for (const StoredCheckpoint& one : all) list.push_back(&one.info);
+    return ChooseOldDamaged(list, rules);
+  };
+
+  EXPECT_THAT(chosen({}), IsEmpty());
+  EXPECT_THAT(chosen({.keep_last = 4}), IsEmpty());
+  EXPECT_THAT(chosen({.keep_last = 2}), ElementsAre(10, 25));
+  EXPECT_THAT(chosen({.keep_last = 1}), ElementsAre(10, 25, 45));
+  EXPECT_THAT(chosen({.keep_last = 2, .keep_every = 10}), ElementsAre(25));
+}
+
 TEST(ChooseDue, NewestFirstAndWhatTheTargetLacks) {
   EXPECT_THAT(Due({At(10), At(20), At(30)}, {}), ElementsAre(30, 20, 10));
   EXPECT_THAT(Due({At(10), At(20), At(30)}, {At(20)}), ElementsAre(30, 10));
