@@ -2,9 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -24,6 +27,9 @@ constexpr unsigned kPermissions = 0777;
 constexpr int kLooks = 10;
 // Lines that the root may have begun while nobody mirrored it, before training went on from the target.
 constexpr std::uint64_t kUnseenLines = 1000;
+
+// More than what two changes of a directory may lie apart that have the same time.
+constexpr std::chrono::seconds kClockStep{1};
 
 /// The same for one directory, by whatever links it is named.
 Result<std::string> RealPath(const std::string& path) {
@@ -48,6 +54,11 @@ Result<std::string> RealPlace(const MirrorOptions& options, const std::string& p
 
 bool IsInside(const std::string& path, const std::string& folder) {
   return path == folder || path.starts_with(folder + "/");
+}
+
+/// Whether nothing can be made in the directory.
+bool IsReadOnly(const UniqueFd& directory) {
+  return ::faccessat(directory.get(), ".", W_OK, AT_EACCESS) != 0 && (errno == EROFS || errno == EACCES);
 }
 
 MirroredCheckpoint Named(const CheckpointInfo& info) {
@@ -91,6 +102,7 @@ Result<std::unique_ptr<Mirror>> Mirror::Open(IoQueue& queue, const MirrorOptions
   CAIRN_ASSIGN_OR_RETURN(mirror->pool_, BufferPool::Make(kChunks * kChunkBytes, kChunkBytes, kChunks));
   CAIRN_RETURN_IF_ERROR(mirror->OpenSource());
   CAIRN_RETURN_IF_ERROR(mirror->TakeLock());
+  CAIRN_RETURN_IF_ERROR(mirror->CheckNotBack());
   mirror->DropHolds();
   const Status opened = mirror->OpenTarget();
   mirror->Record(std::nullopt, opened.ok() ? "" : opened.ToString());
@@ -136,6 +148,7 @@ Status Mirror::TakeLock() {
   if (source_bucket_ != nullptr) return Status::Ok();
   const PathAt mirrors = JoinPath(source_, kMirrorsName);
   holds_ = JoinPath(mirrors, id_);
+  if (IsReadOnly(source_fd_)) return Status::Ok();
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, MakeIfMissing(mirrors)));
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, MakeIfMissing(holds_)));
   const std::optional<MirrorRecord> last = ReadMirrorRecord(source_, id_);
@@ -160,6 +173,21 @@ Status Mirror::TakeLock() {
   return Status::Ok();
 }
 
+// Each of the two would raise the other's line counter for ever.
+Status Mirror::CheckNotBack() const {
+  if (source_bucket_ != nullptr || target_bucket_ != nullptr) return Status::Ok();
+  const std::string back = MirrorId(options_.root);
+  const PathAt folder = JoinPath(JoinPath(PathAt(options_.target), kMirrorsName), back);
+  std::error_code unknown;
+  if (!std::filesystem::is_directory(folder.text(), unknown)) return Status::Ok();
+  const Result<std::optional<WriterLock>> lock = WriterLock::TryTake(folder, kMirrorFileMode);
+  if (!lock.ok() || *lock) return Status::Ok();
+  const std::optional<MirrorRecord> record = ReadMirrorRecord(PathAt(options_.target), back);
+  return Error(StatusCode::kFailedPrecondition,
+               "{} is mirrored to {} now, by {}: expected that to end before the way back", options_.target,
+               options_.root, record ? record->Describe() : "another process");
+}
+
 Status Mirror::OpenTarget() {
   CAIRN_ASSIGN_OR_RETURN(target_, MirrorTarget::Open(queue_, {.target = options_.target,
                                                               .bucket = std::move(target_bucket_),
@@ -175,21 +203,36 @@ Status Mirror::OpenTarget() {
   return LookAtSource();
 }
 
-Status Mirror::Check() const {
-  if (source_bucket_ != nullptr) return target_->Check();
+Status Mirror::CheckSourcePath() const {
   struct stat by_path {};
   struct stat by_fd {};
   if (::fstat(source_fd_.get(), &by_fd) != 0 || ::stat(options_.root.c_str(), &by_path) != 0 ||
       by_path.st_dev != by_fd.st_dev || by_path.st_ino != by_fd.st_ino) {
     return Error(StatusCode::kFailedPrecondition, "{} was moved or removed while it was mirrored", source_);
   }
-  if (!lock_->Named(holds_) || !lock_->Held()) {
+  return Status::Ok();
+}
+
+Status Mirror::Check() const {
+  if (source_bucket_ != nullptr) return target_->Check();
+  CAIRN_RETURN_IF_ERROR(CheckSourcePath());
+  if (lock_ && (!lock_->Named(holds_) || !lock_->Held())) {
     return Error(StatusCode::kFailedPrecondition, "{}: the mirror's lock was lost; another may have it now", holds_);
   }
   return target_->Check();
 }
 
+std::optional<std::chrono::nanoseconds> Mirror::LastChange() const {
+  struct stat found {};
+  if (source_bucket_ != nullptr || ::fstat(source_fd_.get(), &found) != 0) return std::nullopt;
+  const auto change = std::chrono::seconds(found.st_mtim.tv_sec) + std::chrono::nanoseconds(found.st_mtim.tv_nsec);
+  // The next change may get the same time from a clock of coarse steps.
+  if (std::chrono::abs(std::chrono::system_clock::now().time_since_epoch() - change) < kClockStep) return std::nullopt;
+  return change;
+}
+
 Status Mirror::LookAtSource() {
+  if (source_bucket_ == nullptr) CAIRN_RETURN_IF_ERROR(CheckSourcePath());
   CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer,
                          source_bucket_ != nullptr ? source_bucket_->ReadWriter() : ReadWriter(source_));
   if (!writer || writer->root != source_id_) {
@@ -250,8 +293,13 @@ Result<std::optional<Mirror::Copied>> Mirror::CopyNext(const std::function<bool(
 
 Result<std::optional<Mirror::Copied>> Mirror::TryCopyNext(const std::function<bool()>& interrupted) {
   for (int looks = 1;; ++looks) {
-    CAIRN_RETURN_IF_ERROR(Look());
+    const std::optional<std::chrono::nanoseconds> change = LastChange();
+    const std::optional<std::chrono::nanoseconds> listed = std::exchange(listed_, std::nullopt);
+    // Many that are due need one list.
+    const bool known = change && change == listed;
+    CAIRN_RETURN_IF_ERROR(known ? target_->Check() : Look());
     const StoredCheckpoint* const due = NextDue();
+    if (due == nullptr && known) continue;
     if (due == nullptr) {
       CAIRN_RETURN_IF_ERROR(target_->Retire({}));
       return std::optional<Copied>();
@@ -267,6 +315,7 @@ Result<std::optional<Mirror::Copied>> Mirror::TryCopyNext(const std::function<bo
     CAIRN_RETURN_IF_ERROR(copied.status());
     copied_.insert(attempt);
     CAIRN_RETURN_IF_ERROR(target_->Retire({}));
+    listed_ = change;
     return std::optional(*copied);
   }
 }
@@ -303,13 +352,23 @@ Result<Mirror::Copied> Mirror::Copy(const StoredCheckpoint& one, const std::func
   }
   const MirrorTarget::Copied copied = target_->Copy(
       {.from = held, .bucket = source_bucket_.get(), .pool = *pool_, .limit = limit_, .interrupted = interrupted});
-  if (copied.source_damaged) damaged_.emplace(one.info.attempt, copied.status.ToString());
-  CAIRN_RETURN_IF_ERROR(copied.status);
+  const Status status = AsInRoot(copied.status);
+  if (copied.source_damaged) damaged_.emplace(one.info.attempt, status.ToString());
+  CAIRN_RETURN_IF_ERROR(status);
   return Copied{.info = one.info, .bytes = copied.bytes, .time = std::chrono::steady_clock::now() - begun};
 }
 
+Status Mirror::AsInRoot(const Status& status) const {
+  const std::string held = holds_.text() + "/";
+  std::string text = status.message();
+  for (std::size_t at = text.find(held); lock_ && at != std::string::npos; at = text.find(held, at)) {
+    text.replace(at, held.size(), source_.text() + "/");
+  }
+  return {status.code(), std::move(text), status.detail()};
+}
+
 void Mirror::DropHolds() {
-  if (source_bucket_ != nullptr) return;
+  if (!lock_) return;
   Leftovers left;
   const Status dropped = RunTaskBlocking(queue_, cairn::DropHolds(holds_, left));
   if (!dropped.ok()) left.push_back(dropped.message());
@@ -325,9 +384,10 @@ void Mirror::Record(std::optional<MirroredCheckpoint> copying, const std::string
   } else {
     listed = target_->list();
   }
+  std::set<std::string_view> attempts;
+  for (const StoredCheckpoint& one : here_) attempts.insert(one.info.attempt);
   for (const StoredCheckpoint& one : listed) {
-    const auto same = [&one](const StoredCheckpoint& its) { return its.info.attempt == one.info.attempt; };
-    if (std::ranges::any_of(here_, same)) copied_.insert(one.info.attempt);
+    if (attempts.contains(one.info.attempt)) copied_.insert(one.info.attempt);
     if (one.info.status.ok() && copied_.contains(one.info.attempt)) there.push_back(Named(one.info));
   }
   const bool same = record_.checkpoints == there && record_.copying == copying && record_.error == error;
@@ -335,7 +395,7 @@ void Mirror::Record(std::optional<MirroredCheckpoint> copying, const std::string
   record_.checkpoints = std::move(there);
   record_.copying = std::move(copying);
   record_.error = error;
-  if (source_bucket_ != nullptr) return;
+  if (!lock_) return;
   const Status written = RunTaskBlocking(queue_, WriteMirrorRecord(source_, id_, record_));
   if (!written.ok()) Note(written.message());
   recorded_ = written.ok();

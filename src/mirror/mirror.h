@@ -47,9 +47,12 @@ class Mirror {
  public:
   /// Takes the mirror's lock in the root, and the target as its writer; removes what a killed mirror has left in both.
   ///
-  /// FailedPrecondition if another process mirrors this root to this target, another writer has the target, or the
-  /// target has checkpoints of another root; NotFound without a root; InvalidArgument if one is inside the other, or
-  /// both are in object stores; Unsupported without rclone.
+  /// A root that may not be written has no lock and no record of the mirror, and is locked while a checkpoint is
+  /// copied.
+  ///
+  /// FailedPrecondition if another process mirrors this root to this target, or the target to this root, another writer
+  /// has the target, or the target has checkpoints of another root; NotFound without a root; InvalidArgument if one is
+  /// inside the other, or both are in object stores; Unsupported without rclone.
   [[nodiscard]] static Result<std::unique_ptr<Mirror>> Open(IoQueue& queue, const MirrorOptions& options);
   /// Drops what it holds, and leaves its record.
   ~Mirror();
@@ -80,10 +83,15 @@ class Mirror {
   Mirror(IoQueue& queue, const MirrorOptions& options);
   [[nodiscard]] Status OpenSource();
   [[nodiscard]] Status CheckSource(const std::optional<WriterRecord>& writer) const;
+  [[nodiscard]] Status CheckSourcePath() const;
   [[nodiscard]] Status TakeLock();
+  [[nodiscard]] Status CheckNotBack() const;
   [[nodiscard]] Status OpenTarget();
   /// Reads both lists, and brings the target's line counter and marks up to date.
   [[nodiscard]] Status Look();
+  /// When the root's directory last changed, since 1970. None if that tells nothing of later changes: it was just now,
+  /// or the root is in an object store.
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> LastChange() const;
   [[nodiscard]] Status LookAtSource();
   [[nodiscard]] Status MarkSuspects();
   [[nodiscard]] Status Hold(const StoredCheckpoint& one, HeldCheckpoint& held);
@@ -93,6 +101,8 @@ class Mirror {
   [[nodiscard]] std::string DamageLeft() const;
   /// `gone`: it was removed or replaced since it was listed.
   [[nodiscard]] Result<Copied> Copy(const StoredCheckpoint& one, const std::function<bool()>& interrupted, bool& gone);
+  /// The error, but with the names that files have in the root: they are read where they are held.
+  [[nodiscard]] Status AsInRoot(const Status& status) const;
   void DropHolds();
   /// Writes the record if something in it has changed.
   void Record(std::optional<MirroredCheckpoint> copying, const std::string& error);
@@ -114,10 +124,12 @@ class Mirror {
   std::uint64_t source_line_ = 0;
   // <root>/.mirrors/<id>
   PathAt holds_;
-  // In the root, if that is a directory.
+  // In the root, if that is a directory that may be written.
   std::optional<WriterLock> lock_;
   std::unique_ptr<MirrorTarget> target_;
   std::vector<StoredCheckpoint> here_;
+  // The root's LastChange before `here_` was read, if only copies have been made since.
+  std::optional<std::chrono::nanoseconds> listed_;
   // Those of its files and folders.
   unsigned file_mode_ = 0644;
   unsigned directory_mode_ = 0755;

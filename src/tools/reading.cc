@@ -125,7 +125,9 @@ Status CheckRoot(const std::string& path) {
     return Error(StatusCode::kInvalidArgument, "{}: expected a directory of checkpoints, found a {}", path,
                  kind == PathKind::kCheckpoint ? "checkpoint's folder" : "file");
   }
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(path));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<FolderEntry> entries, ListRoot(path));
+  // A new filesystem's own root has it.
+  std::erase_if(entries, [](const FolderEntry& entry) { return entry.directory && entry.name == "lost+found"; });
   if (entries.empty() || HasAnyOfARoot(entries)) return Status::Ok();
   return Error(StatusCode::kInvalidArgument,
                "{} is not a directory of Cairn's checkpoints: it has no step-* and no {}{}", path, kWriterName,

@@ -160,7 +160,7 @@ TEST_F(MirrorTest, ADamagedBlockIsNeverMirroredAsGood) {
 
   EXPECT_EQ(damaged.status().code(), StatusCode::kCorrupt);
   EXPECT_THAT(damaged.status().message(),
-              AllOf(HasSubstr(StepName(20) + "/" + ShardName(1)), HasSubstr("CRC32C"), HasSubstr("\"weight\"")));
+              AllOf(HasSubstr(StepFolder(20) + "/" + ShardName(1)), HasSubstr("CRC32C"), HasSubstr("\"weight\"")));
   EXPECT_THAT(*CopyAll(*mirror), ElementsAre(10)) << "it is passed over";
   EXPECT_THAT(GoodSteps(target()), ElementsAre(10));
   EXPECT_THAT(mirror->record().error, HasSubstr("CRC32C"));
@@ -259,6 +259,53 @@ TEST_F(MirrorTest, PathsInEachOtherAndRootsWithoutAnIdAreRefused) {
   EXPECT_THAT(Mirror::Open(*queue_, Options()).status().message(), HasSubstr("has no id"));
 }
 
+// The two would raise each other's line counters for ever.
+TEST_F(MirrorTest, TheWayBackIsRefusedWhileTheMirrorGoesOn) {
+  Save(10);
+  std::unique_ptr<Mirror> mirror = Open();
+  ASSERT_TRUE(CopyAll(*mirror).ok());
+  MirrorOptions back = Options();
+  std::swap(back.root, back.target);
+  const auto queue = MakeQueue();
+
+  const auto refused = Mirror::Open(*queue, back);
+  mirror.reset();
+  const auto afterwards = OpenMirror(*queue, back);
+
+  EXPECT_EQ(refused.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.status().message(),
+              AllOf(HasSubstr(root() + " is mirrored to " + target()), HasSubstr("this process")));
+  ASSERT_NE(afterwards, nullptr);
+  EXPECT_THAT(*CopyAll(*afterwards), IsEmpty());
+}
+
+TEST_F(MirrorTest, OneListIsEnoughForAllThatIsDueInAnUnchangedRoot) {
+  for (const std::uint64_t step : {10, 20, 30}) Save(step);
+  const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  const auto mirror = Open();
+  fs::last_write_time(root(), long_ago);
+
+  const auto first = CopyNext(*mirror);
+  Save(40);
+  fs::last_write_time(root(), long_ago);  // As if it had not changed.
+  const auto rest = CopyAll(*mirror);
+
+  ASSERT_TRUE(first.ok() && *first && rest.ok()) << first.status() << rest.status();
+  EXPECT_EQ((*first)->info.step, 30U);
+  EXPECT_THAT(*rest, ElementsAre(20, 10, 40)) << "before it ends it looks again";
+}
+
+TEST_F(MirrorTest, WhatComesMeanwhileIsCopiedNext) {
+  for (const std::uint64_t step : {10, 20}) Save(step);
+  const auto mirror = Open();
+  fs::last_write_time(root(), fs::file_time_type::clock::now() - std::chrono::hours(1));
+
+  ASSERT_TRUE(CopyNext(*mirror).ok());
+  Save(30);
+
+  EXPECT_THAT(*CopyAll(*mirror), ElementsAre(30, 10));
+}
+
 TEST_F(MirrorTest, NoMoreThanTheBandwidthIsCopied) {
   Save(10);
   MirrorOptions options = Options();
@@ -293,6 +340,7 @@ TEST_F(MirrorTest, ARootThatIsMovedEndsItsMirror) {
   EXPECT_EQ(mirror->Check(), Status::Ok());
   fs::rename(root(), base() + "/moved");
 
+  EXPECT_EQ(CopyNext(*mirror).status().code(), StatusCode::kFailedPrecondition);
   const Status moved = mirror->Check();
 
   EXPECT_EQ(moved.code(), StatusCode::kFailedPrecondition);

@@ -202,3 +202,46 @@ def test_what_is_damaged_there_is_passed_over(run: Run, place: str, tmp_path: Pa
     assert back.returncode == 1
     assert f"Corrupt: {place}/{shard.parent.name}/{shard.name}: CRC32C of data bytes" in back.stderr
     expect_whole(tmp_path / "back", 1)
+
+
+def test_a_root_that_may_only_be_read_is_copied(tmp_path: Path) -> None:
+    root, read_only, back = tmp_path / "run", tmp_path / "read-only", tmp_path / "back"
+    save(root, 1, 2)
+    read_only.mkdir()
+    inside = ["unshare", "--mount", "sh", "-c"]
+    mount = f"mount --bind {root} {read_only} && mount -o remount,bind,ro {read_only}"
+    tried = subprocess.run([*inside, mount], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"a read-only mount: {tried.stderr}")
+
+    program = f'{mount} && exec "$0" fetch {read_only} {back}'
+    done = subprocess.run([*inside, program, str(COMMAND)], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "its checkpoints are locked while they are copied" in done.stderr
+    expect_whole(back, 1, 2)
+    assert not (root / ".mirrors").exists()
+
+
+def test_a_filesystems_own_root_is_a_target(run: Run, tmp_path: Path) -> None:
+    save(tmp_path / "run", 1)
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+
+    done = run("mirror", tmp_path / "run", tmp_path / "disk", "--once")
+
+    assert done.returncode == 0, done.stderr
+    expect_whole(tmp_path / "disk", 1)
+
+
+def test_errors_name_files_as_they_are_in_the_root(run: Run, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    save(root, 1)
+    shard = root / f"step-{1:020}" / "shard-00000.safetensors"
+    flip_a_bit(shard)
+
+    done = run("mirror", root, tmp_path / "mirror", "--once")
+
+    assert done.returncode == 1
+    assert f"Corrupt: {shard}: CRC32C of data bytes" in done.stderr
+    (record,) = root.glob(".mirrors/*.json")
+    assert json.loads(record.read_text())["error"].startswith(f"Corrupt: {shard}: ")

@@ -193,6 +193,24 @@ def test_a_target_that_is_full_is_named_and_keeps_what_it_has(tmp_path: Path) ->
     assert list(root.glob(".mirrors/*/step-*")) == []
 
 
+@pytest.mark.parametrize("gone", ["moved", "removed"])
+def test_a_root_that_is_gone_ends_its_mirror(gone: str, tmp_path: Path) -> None:
+    root, target = tmp_path / "run", tmp_path / "mirror"
+    save(root, 1)
+    arguments = [COMMAND, "mirror", root, target, "--json"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as beside:
+        Mirror(beside).wait_for(1)
+        if gone == "moved":
+            root.rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(root)
+        _, said = beside.communicate(timeout=60)
+
+    assert beside.returncode == 2
+    assert f"FailedPrecondition: {root} was moved or removed while it was mirrored" in said
+    expect_whole(target, 1)
+
+
 def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     root, other = tmp_path / "run", tmp_path / "other"
     save(root, 1)
