@@ -10,7 +10,9 @@
 #include <string_view>
 #include <utility>
 
+#include "base/human.h"
 #include "base/status_macros.h"
+#include "mirror/lock_watch.h"
 #include "store/late_name.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -350,8 +352,15 @@ Result<Mirror::Copied> Mirror::Copy(const StoredCheckpoint& one, const std::func
     Note(fmt::format("{}: its checkpoints are locked while they are copied, so that retention waits for them: {}",
                      source_, held.not_linked.message()));
   }
+  LockWatch watch(held, options_.lock_patience);
+  const std::function<bool()> stop = [&] { return !watch.GoesOn() || interrupted(); };
   const MirrorTarget::Copied copied = target_->Copy(
-      {.from = held, .bucket = source_bucket_.get(), .pool = *pool_, .limit = limit_, .interrupted = interrupted});
+      {.from = held, .bucket = source_bucket_.get(), .pool = *pool_, .limit = limit_, .interrupted = stop});
+  if (!copied.status.ok() && !watch.GoesOn()) {
+    return Error(StatusCode::kDeadlineExceeded,
+                 "step {} was not copied: nothing happened for {}, and {} is locked no longer than that", one.info.step,
+                 HumanDuration(options_.lock_patience), source_);
+  }
   const Status status = AsInRoot(copied.status);
   if (copied.source_damaged) damaged_.emplace(one.info.attempt, status.ToString());
   CAIRN_RETURN_IF_ERROR(status);

@@ -35,6 +35,8 @@ struct MirrorOptions {
   std::uint64_t bandwidth = 0;
   /// How long to wait for another mirror of this root and target to end.
   std::chrono::nanoseconds wait = std::chrono::seconds(2);
+  /// Where the root's checkpoints are locked while they are copied: for how long if nothing is copied.
+  std::chrono::nanoseconds lock_patience = std::chrono::minutes(5);
   /// For object stores. Empty: Rclone::Find.
   std::optional<Rclone> rclone = std::nullopt;
   /// Gets warnings, one sentence each.
@@ -67,8 +69,9 @@ class Mirror {
   };
   /// Copies the newest checkpoint that is due, durably, and then retires at the target. None if none is due. Blocking.
   ///
-  /// Corrupt if the checkpoint is damaged: it is passed over from then on. Cancelled once `interrupted` says so. After
-  /// any error the target has what it had, and a later call tries again.
+  /// Corrupt if the checkpoint is damaged: it is passed over from then on. Cancelled once `interrupted` says so.
+  /// DeadlineExceeded if the root was not to be locked any longer. After any error the target has what it had, and a
+  /// later call tries again.
   [[nodiscard]] Result<std::optional<Copied>> CopyNext(const std::function<bool()>& interrupted);
 
   /// Whether the mirror can go on. Not if the root was moved, lost its id or has another, or if another mirror or

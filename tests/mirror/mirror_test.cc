@@ -480,6 +480,28 @@ TEST_F(MirrorTest, WithoutHardLinksRetentionWaitsForTheCopy) {
   EXPECT_EQ(Retire(10), Status::Ok());
 }
 
+TEST_F(MirrorTest, WithoutHardLinksATargetThatHangsHoldsRetentionNoLongerThanThat) {
+  Save(10);
+  MirrorOptions options = Options();
+  options.lock_patience = std::chrono::milliseconds(20);
+  const auto mirror = OpenMirror(*queue_, options);
+  plan_->Fail({.op = IoOp::kLink}, EPERM);
+  Status retired;
+  InTheMiddle([&] {
+    const Deadline deadline = Deadline::In(std::chrono::minutes(1));
+    while (!(retired = Retire(10)).ok() && !deadline.passed()) {
+    }
+  });
+
+  const auto copied = CopyNext(*mirror);
+
+  EXPECT_EQ(retired, Status::Ok());
+  EXPECT_EQ(copied.status().code(), StatusCode::kDeadlineExceeded) << copied.status();
+  EXPECT_EQ(mirror->damaged(), 0U);
+  EXPECT_THAT(GoodSteps(target()), IsEmpty());
+  ExpectClean();
+}
+
 TEST_F(MirrorTest, AnInterruptionLeavesNothing) {
   Save(10);
   const auto mirror = Open();
