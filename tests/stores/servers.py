@@ -33,7 +33,7 @@ def program(name: str) -> str:
 
 
 class Server:
-    """A process that can be killed and started again with what it had."""
+    """A process that can be killed and started again with what it had. It dies with the process that started it."""
 
     name: str
     address: str  # HOST:PORT
@@ -48,8 +48,9 @@ class Server:
 
     def start(self) -> None:
         for _ in range(5):  # A port may be taken by somebody else.
+            command = ["setpriv", "--pdeathsig", "KILL", *self.command()]
             with open(self.folder / "server.log", "ab") as log:
-                self.process = subprocess.Popen(self.command(), stdout=log, stderr=log, start_new_session=True)
+                self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             with contextlib.suppress(AssertionError):
                 until(self._answers, 300)
                 return
@@ -82,7 +83,8 @@ class ServeS3(Server):
         (self.folder / "objects" / BUCKET).mkdir(parents=True, exist_ok=True)
         return [
             *(program("rclone"), "serve", "s3", str(self.folder / "objects"), "--addr", self.address),
-            *("--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode", "off", "--dir-cache-time", "0s"),
+            # With 0s it spins, and takes a core: it looks for what to forget twice in that time.
+            *("--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode", "off", "--dir-cache-time", "10ms"),
         ]
 
     @property
@@ -139,7 +141,7 @@ class Proxy:
                 if isinstance(answer, str):
                     self.close_connection = True
                     return
-                code = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}[answer]
+                code = {400: "ExpiredToken", 403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}[answer]
                 text = f"<Error><Code>{code}</Code><Message>the proxy says {answer}</Message></Error>".encode()
                 self.send_response(answer)
                 self.send_header("Content-Type", "application/xml")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,8 @@ import cairn
 import pytest
 import servers
 import torch
-from jobs import COMMAND, expect_whole, until
-from servers import BUCKET, SECRET, Answer, Proxy, proxy_to
+from jobs import COMMAND, ENVIRONMENT, expect_whole, until
+from servers import BUCKET, KEY, SECRET, Answer, Proxy, proxy_to
 
 HOST_MEMORY = {"host_memory": "16MiB", "chunk": "1MiB", "queue_depth": 2}
 READER = Path(__file__).parents[1] / "format"
@@ -44,9 +47,10 @@ def run(address: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 
 
 @contextmanager
-def mirror(address: str, root: Path, target: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+def mirror(address: str, root: Path, target: str, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     arguments = [str(COMMAND), "mirror", str(root), target, "--json", *options]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=servers.environment(address)) as process:
+    environment = servers.environment(address) | environment
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
         finally:
@@ -116,11 +120,17 @@ def test_the_documented_reader_reads_a_bucket_without_cairn(
     assert run(server.address, "mirror", tmp_path / "run", target, "--once").returncode == 0
 
     place = f":s3:{target.removeprefix('s3://')}"
+    listed = run(server.address, "ls", target, "--json")
+    shown = run(server.address, "show", target, "1")
+    verified = run(server.address, "verify", target)
     (folder,) = [one["Path"] for one in json.loads(servers.rclone(server.address, "lsjson", "--dirs-only", place))]
     servers.rclone(server.address, "copy", f"{place}/{folder}", str(tmp_path / "copy"))
     manifest = cairn_reader.read_manifest(tmp_path / "copy")
     _, tensors, _, _ = cairn_reader.read_shard(tmp_path / "copy", manifest["shards"][0])
 
+    assert [one["path"] for one in json.loads(listed.stdout)] == [f"{target}/{folder}"], listed.stderr
+    assert f"attempt {manifest['attempt']}\n" in shown.stdout and "F32 [700, 1000]" in shown.stdout, shown.stderr
+    assert verified.stdout == f"{target}/{folder}: ok\n", verified.stderr
     assert folder == f"step-{1:020}.{manifest['attempt']}"
     assert tensors
     # And a folder of that name is a checkpoint for Cairn.
@@ -165,6 +175,61 @@ def test_a_store_that_refuses_now_and_then_costs_nothing_but_time(
     bring_back(server.address, target, tmp_path / "back", 1, 2)
 
 
+def test_credentials_that_expire_in_the_middle_of_an_upload(
+    serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    save(root, 1)
+    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target) as beside:
+        assert event(beside, "copied")["step"] == 1
+        expired = False
+
+        def answer(method: str, path: str) -> int | None:
+            nonlocal expired
+            expired = expired or "partNumber=2" in path  # Nothing is accepted from there on.
+            return 400 if expired else None
+
+        proxy.answer = answer
+        with cairn.Checkpointer(root, **HOST_MEMORY) as checkpointer:
+            checkpointer.save(2, tree(2) | {"parts": torch.ones(4_000_000)}).wait()
+        error = event(beside, "error")["message"]
+        (record,) = [json.loads(path.read_text()) for path in root.glob(".mirrors/*.json")]
+        left = steps_in(serve.address, target)
+        proxy.answer = lambda method, path: None
+        assert event(beside, "copied")["step"] == 2
+
+    assert error.startswith(f"IoError: writing {target}/step-{2:020}."), error
+    assert "ExpiredToken" in error and "the proxy says 400" in error
+    assert record["error"] == error
+    assert left == [1]
+    assert steps_in(serve.address, target) == [1, 2]
+    expect_object_whole(serve, target, root, 2)
+
+
+def test_new_credentials_in_a_file_are_taken_without_a_restart(
+    serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    root, file = tmp_path / "run", tmp_path / "credentials"
+
+    def renew(secret: str) -> None:
+        (tmp_path / "new").write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {secret}\n")
+        (tmp_path / "new").rename(file)
+
+    by_file = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": str(file)}
+    renew(SECRET)
+    save(root, 1)
+    with mirror(serve.address, root, target, **by_file) as beside:
+        assert event(beside, "copied")["step"] == 1
+        renew("an-old-secret")
+        save(root, 2)
+        error = event(beside, "error")["message"]
+        renew(SECRET)
+        assert event(beside, "copied")["step"] == 2
+
+    assert "SignatureDoesNotMatch" in error and "an-old-secret" not in error
+    assert steps_in(serve.address, target) == [1, 2]
+
+
 def kill_at(proxy: Proxy, number: int, kill: Callable[[], None]) -> Answer:
     """Kills before the request of that number is passed on."""
 
@@ -177,31 +242,50 @@ def kill_at(proxy: Proxy, number: int, kill: Callable[[], None]) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-def test_killed_at_a_request_it_goes_on(share: float, serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
-    root, objects = tmp_path / "run", serve.objects / target.rsplit("/", 1)[1]
+@dataclass
+class Interrupted:
+    """What a mirror finds that copies step 15 and then retires step 10, and how many requests it needs for that."""
+
+    root: Path
+    objects: Path
+    requests: int
+
+
+OPTIONS = ["--once", "--keep-last", "1"]
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
+    folder = tmp_path_factory.mktemp("interrupted")
+    root, objects, target = folder / "run", folder / "before", f"s3://{BUCKET}/run"
     save(root, 10, 15)
-    options = ["--once", "--keep-last", "1"]  # Copies 15, and retires 10 there.
+    serve = servers.ServeS3(folder)
+    try:
+        assert run(serve.address, "mirror", root, target, "--once", "--every", "10").returncode == 0
+        shutil.copytree(serve.objects / "run", objects)
+        with proxy_to(serve.address) as proxy:
+            assert run(proxy.address, "mirror", root, target, *OPTIONS).returncode == 0
+            requests = len(proxy.seen)
+        shutil.rmtree(root / ".mirrors")
+        yield Interrupted(root, objects, requests)
+    finally:
+        serve.kill()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+def test_killed_at_a_request_it_goes_on(
+    share: float, interrupted: Interrupted, serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    root = shutil.copytree(interrupted.root, tmp_path / "run")
+    shutil.copytree(interrupted.objects, serve.objects / target.rsplit("/", 1)[1])
     with proxy_to(serve.address) as proxy:
-
-        def prepare() -> None:
-            shutil.rmtree(objects, ignore_errors=True)
-            shutil.rmtree(root / ".mirrors", ignore_errors=True)
-            assert run(serve.address, "mirror", root, target, "--once", "--every", "10").returncode == 0
-
-        prepare()
-        assert run(proxy.address, "mirror", root, target, *options).returncode == 0
-        number = max(1, int(share * len(proxy.seen)))
-        prepare()
-        proxy.seen.clear()
-        with mirror(proxy.address, root, target, *options) as beside:
-            proxy.answer = kill_at(proxy, number, beside.kill)
+        with mirror(proxy.address, root, target, *OPTIONS) as beside:
+            proxy.answer = kill_at(proxy, max(1, int(share * interrupted.requests)), beside.kill)
             assert beside.wait(600) in (-signal.SIGKILL, 0)  # Not every run has as many.
-        proxy.answer = lambda method, path: None
         left = steps_in(serve.address, target)
         for found in left:
             expect_object_whole(serve, target, root, found)
-        assert run(proxy.address, "mirror", root, target, *options).returncode == 0
+        assert run(serve.address, "mirror", root, target, *OPTIONS).returncode == 0
 
     assert left in ([10], [10, 15], [15])
     assert steps_in(serve.address, target) == [15]
@@ -214,6 +298,24 @@ def expect_object_whole(serve: servers.ServeS3, target: str, root: Path, step: i
     saved = root / f"step-{step:020}"
     for name in [one["file"] for one in json.loads(manifest.read_text())["shards"]] + ["manifest.json"]:
         assert (manifest.parent / name).read_bytes() == (saved / name).read_bytes()
+
+
+def test_servers_die_with_the_process_that_has_started_them(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys, servers
+print(servers.ServeS3(pathlib.Path(sys.argv[1])).process.pid, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+    ) as child:
+        assert child.stdout is not None
+        server = os.pidfd_open(int(child.stdout.readline()))
+        child.kill()
+
+    ended, _, _ = select.select([server], [], [], 60)
+    os.close(server)
+    assert ended
 
 
 def test_a_server_that_is_killed_and_comes_back(serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
