@@ -82,6 +82,12 @@ bool IsBucket(std::string_view target) {
   return target.starts_with(kRemote) || target.find("://") != std::string_view::npos;
 }
 
+std::string WithoutSettings(std::string_view target) {
+  if (!IsBucket(target) || target.find_first_of(",=@?") == target.npos) return std::string(target);
+  const std::size_t scheme = target.find("://");
+  return std::string(scheme == target.npos ? kRemote : target.substr(0, scheme + 3)) + "...";
+}
+
 Result<BucketAddress> BucketAddress::Parse(std::string_view text) {
   while (text.ends_with('/') && !text.ends_with("://")) text.remove_suffix(1);
   if (text.starts_with(kRemote)) {
@@ -94,7 +100,8 @@ Result<BucketAddress> BucketAddress::Parse(std::string_view text) {
       return BucketAddress{.text = std::string(text), .remote = std::string(rest)};
     }
     return Error(StatusCode::kInvalidArgument,
-                 "{}: expected rclone:REMOTE:PATH, with REMOTE as rclone's configuration names it", Printable(text));
+                 "{}: expected rclone:REMOTE:PATH, with REMOTE as rclone's configuration names it",
+                 Printable(WithoutSettings(text)));
   }
   for (const auto& [scheme, backend] : kSchemes) {
     if (!text.starts_with(scheme)) continue;
@@ -102,10 +109,18 @@ Result<BucketAddress> BucketAddress::Parse(std::string_view text) {
     if (IsPlainPath(path) && IsWord(path.substr(0, path.find('/')), "-._")) {
       return BucketAddress{.text = std::string(text), .remote = fmt::format("{}{}", backend, path)};
     }
-    return Error(StatusCode::kInvalidArgument, "{}: expected {}BUCKET/PREFIX", Printable(text), scheme);
+    return Error(StatusCode::kInvalidArgument, "{}: expected {}BUCKET/PREFIX", Printable(WithoutSettings(text)),
+                 scheme);
   }
   return Error(StatusCode::kUnsupported, "{}: expected a directory, s3://, gs://, az:// or rclone:REMOTE:PATH",
-               Printable(text));
+               Printable(WithoutSettings(text)));
+}
+
+std::uint64_t RunBytes(std::uint64_t object) {
+  constexpr std::uint64_t kLeast = 64U << 20;
+  constexpr std::uint64_t kMost = 256U << 20;
+  constexpr std::uint64_t kCalls = 4;
+  return std::clamp(AlignUp((object + kCalls - 1) / kCalls, kChecksumBlock), kLeast, kMost);
 }
 
 std::string BucketAddress::Remote(std::string_view name) const { return fmt::format("{}/{}", remote, name); }
@@ -254,7 +269,7 @@ std::optional<StoredCheckpoint> Bucket::Describe(const Folder& folder) const {
   return found;
 }
 
-Result<std::vector<StoredCheckpoint>> Bucket::List() {
+Result<std::vector<StoredCheckpoint>> Bucket::List(Rank by) {
   CAIRN_ASSIGN_OR_RETURN(
       const std::unique_ptr<RcloneCall> call,
       Start({"lsjson", "-R", "--files-only", "--no-mimetype", address_.remote}, "listing " + text()));
@@ -269,8 +284,9 @@ Result<std::vector<StoredCheckpoint>> Bucket::List() {
   CAIRN_RETURN_IF_ERROR(ReadManifests());
   // By step.
   std::map<std::uint64_t, StoredCheckpoint> newest;
-  const auto rank = [](const StoredCheckpoint& one) {
-    return std::tuple(one.info.status.ok(), one.info.line, one.committed_at, one.info.attempt);
+  const auto rank = [&](const StoredCheckpoint& one) {
+    const bool good = by == Rank::kWhole ? CheckObjects(one).ok() : one.info.status.ok();
+    return std::tuple(good, one.info.line, one.committed_at, one.info.attempt);
   };
   for (const auto& [name, folder] : folders_) {
     if (!folder.objects.contains(std::string(kManifestName))) {

@@ -19,8 +19,12 @@ namespace cairn {
 /// Whether a target means a place in an object store: "s3://...", "gs://...", "az://..." or "rclone:REMOTE:PATH".
 [[nodiscard]] bool IsBucket(std::string_view target);
 
-/// What one call reads of a long object.
-inline constexpr std::uint64_t kRunBytes = 256U << 20;
+/// The target for messages: of one with settings or a user, which may have secrets, only its kind.
+[[nodiscard]] std::string WithoutSettings(std::string_view target);
+
+/// What one call should read of an object of so many bytes, so that several can read it at once: to start rclone costs
+/// as much as to read some MB.
+[[nodiscard]] std::uint64_t RunBytes(std::uint64_t object);
 
 /// Such a place.
 struct BucketAddress {
@@ -62,7 +66,10 @@ class Bucket {
 
   /// Lists it anew: the newest checkpoint of each step, in the order of ListCheckpoints, as manifests describe them.
   /// Skips what is removed meanwhile.
-  [[nodiscard]] Result<std::vector<StoredCheckpoint>> List();
+  /// Of a step's folders the newest counts; kWhole: the newest that lacks no object, if there is one. A mirror has its
+  /// own in view, which it completes.
+  enum class Rank : bool { kNewest, kWhole };
+  [[nodiscard]] Result<std::vector<StoredCheckpoint>> List(Rank by = Rank::kNewest);
   /// The others of the last List: of a step that has a newer one, and those without a manifest.
   [[nodiscard]] const std::vector<Folder>& superseded() const { return superseded_; }
   [[nodiscard]] const std::vector<Folder>& unfinished() const { return unfinished_; }

@@ -49,10 +49,12 @@ std::vector<std::uint64_t> ChooseOldDamaged(std::span<const CheckpointInfo* cons
 
 std::vector<const StoredCheckpoint*> ChooseDue(std::span<const StoredCheckpoint> root,
                                                std::span<const StoredCheckpoint> target, const MirrorRules& rules,
-                                               const std::set<std::string>& copied) {
+                                               const std::set<std::string>& copied,
+                                               const std::map<std::string, std::string>& damaged) {
   std::vector<const StoredCheckpoint*> due;
   for (const StoredCheckpoint& one : root) {
-    const bool taken = one.info.status.ok() && one.info.step % rules.every == 0;
+    const bool good = one.info.status.ok() && !damaged.contains(one.info.attempt);
+    const bool taken = good && one.info.step % rules.every == 0;
     if (taken && IsMissing(one, target, copied)) due.push_back(&one);
   }
   // What the target would have with all of them. The root's pins are its own.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -21,12 +22,14 @@ struct MirrorRules {
 
 /// The checkpoints of the root that the mirror has yet to copy, newest first: those that the rules take, that the
 /// target does not have, and that retention would leave there. None over a newer checkpoint of the same step. Of two of
-/// one line nothing tells which is newer, so only one whose attempt is among `copied` is replaced by the root's. Pure;
-/// both lists are in the order of ListCheckpoints.
+/// one line nothing tells which is newer, so only one whose attempt is among `copied` is replaced by the root's. Those
+/// of `damaged`, by attempt, are passed over, and keep no others out. Pure; both lists are in the order of
+/// ListCheckpoints.
 [[nodiscard]] std::vector<const StoredCheckpoint*> ChooseDue(std::span<const StoredCheckpoint> root,
                                                              std::span<const StoredCheckpoint> target,
                                                              const MirrorRules& rules,
-                                                             const std::set<std::string>& copied);
+                                                             const std::set<std::string>& copied,
+                                                             const std::map<std::string, std::string>& damaged = {});
 
 /// Of a list of an object store: the damaged ones that the rules would retire if they were whole, which nobody else
 /// removes there. Only those of steps before the good ones that `keep_last` keeps: their line is unknown. Pure.

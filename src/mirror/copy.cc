@@ -205,7 +205,7 @@ IoTask<Status> CheckpointCopy::Lane(std::span<const std::unique_ptr<File>> batch
         failed_ = Error(StatusCode::kCancelled, "step {} was not copied: interrupted", spec_.from.checkpoint.info.step);
       }
       if (!failed_.ok()) co_return failed_;
-      const std::uint64_t most = spec_.bucket == nullptr ? spec_.pool.chunk_bytes() : kRunBytes;
+      const std::uint64_t most = spec_.bucket == nullptr ? spec_.pool.chunk_bytes() : RunBytes(file->what.length);
       const std::uint64_t offset = std::exchange(file->next, file->next + most);
       Status copied = co_await CopyRun(*file, offset, std::min(most, file->what.length - offset), chunk.data());
       if (failed_.ok()) failed_ = std::move(copied);

@@ -243,7 +243,7 @@ Status Mirror::LookAtSource() {
   }
   source_line_ = writer->line;
   if (source_bucket_ != nullptr) {
-    CAIRN_ASSIGN_OR_RETURN(here_, source_bucket_->List());
+    CAIRN_ASSIGN_OR_RETURN(here_, source_bucket_->List(Bucket::Rank::kWhole));
     return Status::Ok();
   }
   static_cast<void>(ForgetCachedNames(source_));
@@ -276,10 +276,8 @@ Status Mirror::MarkSuspects() {
 }
 
 const StoredCheckpoint* Mirror::NextDue() const {
-  for (const StoredCheckpoint* one : ChooseDue(here_, target_->list(), options_.rules, copied_)) {
-    if (!damaged_.contains(one->info.attempt)) return one;
-  }
-  return nullptr;
+  const auto due = ChooseDue(here_, target_->list(), options_.rules, copied_, damaged_);
+  return due.empty() ? nullptr : due.front();
 }
 
 Result<std::optional<Mirror::Copied>> Mirror::CopyNext(const std::function<bool()>& interrupted) {
@@ -300,6 +298,7 @@ Result<std::optional<Mirror::Copied>> Mirror::TryCopyNext(const std::function<bo
     // Many that are due need one list.
     const bool known = change && change == listed;
     CAIRN_RETURN_IF_ERROR(known ? target_->Check() : Look());
+    CAIRN_RETURN_IF_ERROR(CheckManifests());
     const StoredCheckpoint* const due = NextDue();
     if (due == nullptr && known) continue;
     if (due == nullptr) {
@@ -322,9 +321,19 @@ Result<std::optional<Mirror::Copied>> Mirror::TryCopyNext(const std::function<bo
   }
 }
 
+// Of a manifest that cannot be read nothing may be known but its place.
+Status Mirror::CheckManifests() {
+  for (const StoredCheckpoint& one : here_) {
+    const Status& status = one.info.status;
+    if (status.ok() || one.info.step % options_.rules.every != 0) continue;
+    if (damaged_.emplace(one.info.path, status.ToString()).second) return status;
+  }
+  return Status::Ok();
+}
+
 std::string Mirror::DamageLeft() const {
   for (const StoredCheckpoint& one : here_) {
-    const auto found = damaged_.find(one.info.attempt);
+    const auto found = damaged_.find(one.info.status.ok() ? one.info.attempt : one.info.path);
     if (found != damaged_.end()) return found->second;
   }
   return {};

@@ -69,9 +69,9 @@ class Mirror {
   };
   /// Copies the newest checkpoint that is due, durably, and then retires at the target. None if none is due. Blocking.
   ///
-  /// Corrupt if the checkpoint is damaged: it is passed over from then on. Cancelled once `interrupted` says so.
-  /// DeadlineExceeded if the root was not to be locked any longer. After any error the target has what it had, and a
-  /// later call tries again.
+  /// Corrupt if the checkpoint is damaged, or Unsupported if a later version wrote it: it is passed over from then on.
+  /// Cancelled once `interrupted` says so. DeadlineExceeded if the root was not to be locked any longer. After any
+  /// error the target has what it had, and a later call tries again.
   [[nodiscard]] Result<std::optional<Copied>> CopyNext(const std::function<bool()>& interrupted);
 
   /// Whether the mirror can go on. Not if the root was moved, lost its id or has another, or if another mirror or
@@ -100,6 +100,8 @@ class Mirror {
   [[nodiscard]] Status Hold(const StoredCheckpoint& one, HeldCheckpoint& held);
   [[nodiscard]] Result<std::optional<Copied>> TryCopyNext(const std::function<bool()>& interrupted);
   [[nodiscard]] const StoredCheckpoint* NextDue() const;
+  /// The status of one in the root's list that cannot be read, once.
+  [[nodiscard]] Status CheckManifests();
   /// What is wrong with a checkpoint that the root still lists; empty if nothing is.
   [[nodiscard]] std::string DamageLeft() const;
   /// `gone`: it was removed or replaced since it was listed.
@@ -138,7 +140,7 @@ class Mirror {
   unsigned directory_mode_ = 0755;
   // The attempts of the record: what the target has from this root.
   std::set<std::string> copied_;
-  // Attempts that are damaged in the source, and how.
+  // Attempts that are damaged in the source, or else their folders, and how.
   std::map<std::string, std::string> damaged_;
   std::set<std::string> noted_;
   MirrorRecord record_;

@@ -318,9 +318,12 @@ Status RcloneCall::End() {
   CAIRN_RETURN_IF_ERROR(Wait(process_.get(), POLLIN));
   DrainStderr();
   int status = 0;
-  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  pid_t ended = -1;
+  while ((ended = ::waitpid(pid_, &status, 0)) < 0 && errno == EINTR) {
   }
   pid_ = -1;
+  // Where SIGCHLD is ignored, nobody is told.
+  if (ended < 0) return ErrnoStatus(errno, what_ + ": waiting for rclone");
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return Status::Ok();
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return Error(code == kNoDirectory || code == kNoFile ? StatusCode::kNotFound : StatusCode::kIoError,

@@ -64,8 +64,9 @@ class Verification {
       done_ += header.checksums ? header.data_begin : files_[i].length;
       if (!header.checksums) continue;
       const std::string object = Bucket::FolderName(checkpoint_.info) + "/" + shards[i].file;
-      for (std::uint64_t begin = header.data_begin; begin < files_[i].length; begin += kRunBytes) {
-        const std::uint64_t end = std::min(begin + kRunBytes, files_[i].length);
+      const std::uint64_t run = RunBytes(files_[i].length);
+      for (std::uint64_t begin = header.data_begin; begin < files_[i].length; begin += run) {
+        const std::uint64_t end = std::min(begin + run, files_[i].length);
         stretches_.push_back({.file = &files_[i], .object = object, .begin = begin, .end = end});
       }
     }

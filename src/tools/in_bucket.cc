@@ -41,7 +41,7 @@ Result<std::unique_ptr<Bucket>> OpenBucket(const std::string& place) {
 Result<InBucket> ReadList(const std::string& place) {
   InBucket found;
   CAIRN_ASSIGN_OR_RETURN(found.bucket, OpenBucket(place));
-  CAIRN_ASSIGN_OR_RETURN(found.checkpoints, found.bucket->List());
+  CAIRN_ASSIGN_OR_RETURN(found.checkpoints, found.bucket->List(Bucket::Rank::kWhole));
   std::vector<CheckpointInfo> infos;
   for (StoredCheckpoint& one : found.checkpoints) {
     one.info.status = found.bucket->CheckObjects(one);

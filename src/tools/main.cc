@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -447,6 +448,7 @@ int Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   cairn::TakeClosedStreams();
+  std::signal(SIGCHLD, SIG_DFL);  // A parent that ignores it would have us not know how our children end.
   try {
     const int code = cairn::tools::Run(argc, argv);
     errno = 0;

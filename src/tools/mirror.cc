@@ -171,7 +171,8 @@ Result<int> CopyCheckpoints(const MirrorRootOptions& options) {
 Result<int> MirrorRoot(const MirrorRootOptions& options) {
   if (IsBucket(options.root)) {
     return Error(StatusCode::kInvalidArgument,
-                 "{}: expected a directory; `cairn fetch` brings back what an object store has", options.root);
+                 "{}: expected a directory; `cairn fetch` brings back what an object store has",
+                 WithoutSettings(options.root));
   }
   CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
@@ -180,8 +181,8 @@ Result<int> MirrorRoot(const MirrorRootOptions& options) {
 
 Result<int> Fetch(const MirrorRootOptions& options) {
   if (IsBucket(options.target)) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected a directory, to which {} is brought back", options.target,
-                 options.root);
+    return Error(StatusCode::kInvalidArgument, "{}: expected a directory, to which {} is brought back",
+                 WithoutSettings(options.target), WithoutSettings(options.root));
   }
   CAIRN_RETURN_IF_ERROR(IsBucket(options.root) ? CheckTarget(options.root) : CheckRoot(options.root));
   CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));

@@ -87,7 +87,7 @@ Result<std::unique_ptr<IoQueue>> MakeQueue() {
 Result<PathKind> KindOf(const std::string& path) {
   if (IsBucket(path)) {
     return Error(StatusCode::kInvalidArgument,
-                 "{}: expected a directory; `cairn fetch` brings one from an object store", path);
+                 "{}: expected a directory; `cairn fetch` brings one from an object store", WithoutSettings(path));
   }
   struct stat facts {};
   if (::stat(path.c_str(), &facts) != 0) return errno == ENOENT ? MissingPath(path) : ErrnoStatus(errno, path);

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "mirror/verify.h"
@@ -203,6 +204,34 @@ TEST_F(BucketTest, WhatIsDamagedThereGoesOnceItWouldHaveBeenRetired) {
   EXPECT_THAT(Good(), ElementsAre(Name(second)));
 }
 
+TEST_F(BucketTest, AnOlderSaveOfAStepCountsForReadersWhileTheNewerLacksAnObject) {
+  const StoredCheckpoint older = Save(10);
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
+  fs::copy(store_, base() + "/store-before", fs::copy_options::recursive);
+  const StoredCheckpoint newer = Save(10, 1, 2);
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
+  fs::copy(base() + "/store-before/" + Name(older), Folder(older), fs::copy_options::recursive);
+  fs::remove(Folder(newer) + "/" + ShardName(1));
+
+  const auto back = CopyAll(*OpenMirror(*queue_, BackFromStore()));
+  const auto again = CopyAll(*OpenMirror(*queue_, ToStore()));
+
+  ASSERT_TRUE(back.ok() && again.ok()) << back.status() << again.status();
+  EXPECT_EQ(ReadCheckpointFolder(target() + "/" + StepName(10))->info.attempt, older.info.attempt);
+  EXPECT_THAT(*again, ElementsAre(10)) << "the mirror completes its own";
+  EXPECT_THAT(Good(), ElementsAre(Name(newer)));
+}
+
+// As where a supervisor ignores the signal: the kernel tells nobody how a child has ended.
+TEST_F(BucketTest, AFailureThatNobodyIsToldIsNoSuccess) {
+  Save(10);
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
+  const auto opened = Mirror::Open(*queue_, ToStore());
+  std::signal(SIGCHLD, before);
+
+  EXPECT_THAT(opened.status().message(), HasSubstr("waiting for rclone"));
+}
+
 TEST_F(BucketTest, VerifyReadsEveryByteAndNamesWhatDiffers) {
   small = false;
   frozen = 1;
@@ -356,6 +385,9 @@ TEST(BucketAddress, ParsesWhatItKnows) {
   EXPECT_EQ(remote("rclone:far:a/b"), "far:a/b");
   EXPECT_EQ(remote("rclone:far:/a"), "far:/a");
   EXPECT_EQ(remote("ftp://b/x"), "Unsupported");
+  for (const auto* secret : {"rclone::s3,secret_access_key=S3CRET:b", "s3://ID:S3CRET@b/x", "ftp://me:S3CRET@b"}) {
+    EXPECT_THAT(BucketAddress::Parse(secret).status().message(), Not(HasSubstr("S3CRET")));
+  }
   // With settings, which may be secrets; empty parts; parts that are not names.
   for (const auto* wrong :
        {"rclone:s3,secret_access_key=x:b", "rclone::s3,secret_access_key=x:b", "rclone:far", "s3://", "s3:///x",

@@ -55,6 +55,15 @@ TEST(ChooseDue, NewestFirstAndWhatTheTargetLacks) {
   EXPECT_THAT(Due({At(10), At(20)}, {At(10), At(20)}), IsEmpty());
 }
 
+TEST(ChooseDue, WhatIsDamagedKeepsNoOthersOut) {
+  std::vector<std::uint64_t> steps;
+  const std::vector<StoredCheckpoint> root{At(10), At(20), At(30)};
+  for (const auto* one : ChooseDue(root, {}, {.keep_last = 1}, {}, {{"a30", "a flipped bit"}})) {
+    steps.push_back(one->info.step);
+  }
+  EXPECT_THAT(steps, ElementsAre(20));
+}
+
 TEST(ChooseDue, OnlyWhatTheRulesTakeAndRetentionWouldLeave) {
   const std::vector<StoredCheckpoint> root{At(10), At(20), At(30), At(40)};
 

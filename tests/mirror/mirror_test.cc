@@ -172,6 +172,22 @@ TEST_F(MirrorTest, ADamagedBlockIsNeverMirroredAsGood) {
   EXPECT_EQ(mirror->record().error, "");
 }
 
+TEST_F(MirrorTest, ADamagedNewestLetsTheOneBeforeItThrough) {
+  for (const std::uint64_t step : {10, 20, 30}) Save(step);
+  FlipABit(30, 1, 5'000'000);
+  WriteWholeFile(StepFolder(20) + "/manifest.json", "{}");
+  const auto mirror = Open({.keep_last = 1});
+
+  const auto manifest = CopyNext(*mirror);
+  const auto block = CopyNext(*mirror);
+
+  EXPECT_THAT(manifest.status().message(), HasSubstr(StepFolder(20) + "/manifest.json"));
+  EXPECT_THAT(block.status().message(), HasSubstr("CRC32C"));
+  EXPECT_EQ(mirror->damaged(), 2U);
+  EXPECT_THAT(*CopyAll(*mirror), ElementsAre(10));
+  EXPECT_NE(mirror->record().error, "");
+}
+
 TEST_F(MirrorTest, ADamagedHeaderOrAMissingShardIsNeverMirrored) {
   Save(10);
   Save(20);

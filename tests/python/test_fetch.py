@@ -197,11 +197,25 @@ def test_what_is_damaged_there_is_passed_over(run: Run, place: str, tmp_path: Pa
     (shard,) = (tmp_path / "store").glob(f"step-{2:020}.*/shard-00000.safetensors")
     flip_a_bit(shard)
 
-    back = run("fetch", place, tmp_path / "back")
+    back = run("fetch", place, tmp_path / "back", "--keep-last", "1")
+    for manifest in (tmp_path / "store").glob("*/manifest.json"):
+        manifest.write_text("{}")
+    nothing = run("fetch", place, tmp_path / "nothing")
 
     assert back.returncode == 1
     assert f"Corrupt: {place}/{shard.parent.name}/{shard.name}: CRC32C of data bytes" in back.stderr
     expect_whole(tmp_path / "back", 1)
+    assert nothing.returncode == 1 and nothing.stdout == ""
+    assert nothing.stderr.count("manifest.json: digest: expected 8 digits") == 2
+
+
+def test_a_parent_that_ignores_how_children_end(tmp_path: Path) -> None:
+    ignoring = ["sh", "-c", 'trap \'\' CHLD; exec "$0" "$@"', COMMAND]
+
+    done = subprocess.run([*ignoring, "ls", "rclone:unknown:x"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "IoError: listing rclone:unknown:x: rclone ended with exit code 1: " in done.stderr
 
 
 def test_a_root_that_may_only_be_read_is_copied(tmp_path: Path) -> None:
