@@ -171,6 +171,8 @@ struct CheckpointInfo {
   /// its step. It verifies all the same.
   bool suspect = false;
   std::string path;
+  /// The mirrors that have a copy, as they have last said. Only List fills it in.
+  std::vector<std::string> mirrors;
   /// Corrupt where its manifest does not verify; the other fields are then empty but for step and path. Ok says nothing
   /// of the shards: they are looked at by who opens them.
   Status status;
@@ -268,6 +270,15 @@ class Checkpointer {
   /// count as heard, too. Call it before the destructor, which reports a failure only to Options::on_event.
   Status Drain(Deadline deadline = Deadline::Infinite());
 
+  /// Waits until the checkpoint of `step`, which is durable, is at one of Options::mirrors, as that says.
+  ///
+  /// FailedPrecondition, at once, if the mirror will never take it: its step is not divisible by MirrorSpec::every, the
+  /// root has removed it before its turn, the mirror keeps newer ones only, or has found it damaged. DeadlineExceeded,
+  /// with the mirror's last error. NotFound if the root has no such step any more; Cancelled if the mirror has ended.
+  /// InvalidArgument for another target; FailedPrecondition on ranks other than 0. Reads no disk.
+  [[nodiscard]] Status WaitMirrored(std::uint64_t step, const std::string& target,
+                                    Deadline deadline = Deadline::Infinite()) const;
+
   /// Reads a checkpoint into the state's tensors, in place, verified on the way.
   ///
   /// A tensor with a part, or one that was saved only in parts, is assembled from the saved parts of its logical
@@ -344,7 +355,8 @@ class Checkpointer {
   friend struct Inside;
   class Impl;
   explicit Checkpointer(std::unique_ptr<Impl> impl);
-  [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Make(const Options& options, const Wiring& wiring);
+  [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Make(const Options& options, const Wiring& wiring,
+                                                                  std::uint64_t& announced);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -71,6 +71,21 @@ struct SteeringOptions {
   std::chrono::nanoseconds restart_time{0};
 };
 
+/// A copy of a root's checkpoints elsewhere, which a process of its own makes: `cairn mirror`.
+struct MirrorSpec {
+  /// A directory of its own, made if it is missing; or a place in an object store, by rclone: "s3://BUCKET/PREFIX",
+  /// "gs://", "az://" or "rclone:REMOTE:PATH".
+  std::string target = {};
+  /// Only steps divisible by it: 1 or more.
+  std::uint64_t every = 1;
+  /// Checkpoints to keep there, newest first. 0 keeps all.
+  std::uint64_t keep_last = 0;
+  /// With keep_last: also keep each step divisible by it. 0: none.
+  std::uint64_t keep_every = 0;
+  /// How many bytes it may copy in a second. 0: no limit.
+  std::uint64_t bandwidth = 0;
+};
+
 struct Options {
   // Behaviour.
 
@@ -131,6 +146,21 @@ struct Options {
   /// must exist. Removed when the Checkpointer is closed, so that nobody is alerted of a job that has ended; a process
   /// that dies leaves it. If it cannot be written, an event says so once, and nothing fails. Empty: none.
   std::string metrics_file = {};
+  /// Copies of the checkpoints, each made by a child process that is started again, with a growing pause, if it dies.
+  /// Whatever becomes of one, nothing waits for it; events say what goes wrong. In a group rank 0 starts them. A child
+  /// is a session of its own, ignores the program's signals, and outlives a program that is killed until it has copied
+  /// what is due.
+  std::vector<MirrorSpec> mirrors = {};
+  /// How long the destructor waits, within close_timeout, until the mirrors have copied what is due. An event names
+  /// those that take longer: they go on behind, and end by themselves.
+  std::chrono::nanoseconds mirror_timeout = std::chrono::seconds(60);
+  /// If the root has no checkpoint, Open first copies the newest one from here: a mirror of the root, as in
+  /// MirrorSpec::target. Rank 0 does so, and the others wait for it. Where there is none either, an event says so, and
+  /// the root begins empty. But if it cannot be read, Open fails, and names it: DeadlineExceeded once nothing has moved
+  /// for group_timeout; FailedPrecondition if the root's directory is of another id. Empty: none.
+  std::string restore_from = {};
+  /// The `cairn` command, for mirrors and restore_from. Empty: the one beside this program, or else in PATH.
+  std::string mirror_command = {};
 
   // Performance.
 

@@ -91,11 +91,12 @@ struct Event {
   std::optional<std::uint64_t> step;  ///< Set for every kind except kLog and kFallBack, where it is optional.
   Status status;                      ///< For kSaveFailed, and for warnings with a cause: its code is the event's.
   std::string message;
-  /// In what it happened: "open", "save", "fence", "retention", "restore", "disk", "memory", "metrics" or "close".
+  /// In what it happened: "open", "save", "fence", "retention", "restore", "disk", "memory", "metrics", "mirror" or
+  /// "close".
   std::string_view phase = {};
   /// How long it took, or has waited: a save since its call.
   std::optional<std::chrono::nanoseconds> duration = std::nullopt;
-  /// What it is about: a checkpoint's folder, a file. The root if it is nothing else.
+  /// What it is about: a checkpoint's folder, a file, a mirror's target. The root if it is nothing else.
   std::string path = {};
   int rank = 0;  ///< This process's in the group.
 };

@@ -15,6 +15,7 @@
 #include "api/blocking_calls.h"
 #include "api/devices.h"
 #include "api/metrics_file.h"
+#include "api/mirrors.h"
 #include "api/pool_growth.h"
 #include "api/steered_saves.h"
 #include "api/wiring.h"
@@ -72,6 +73,7 @@ class Checkpointer::Impl {
   const WriterCheck check_writer = [this] { return CheckWriter(); };
   std::unique_ptr<Ledger> ledger;                 // Rank 0's; null on other ranks, which have `restored`.
   std::unique_ptr<SteeredSaves> steered;          // Null without Options::steering.
+  std::unique_ptr<Mirrors> mirrors;               // Null without Options::mirrors, and on other ranks than 0.
   std::unique_ptr<BlockingCalls> blocking;        // Before the engine, so that it ends after it.
   std::unique_ptr<Engine> engine;                 // Null if the root was opened read-only.
   std::unique_ptr<PoolGrowth> growth;             // Null if so, or if the pool does not grow.
@@ -104,6 +106,9 @@ class Checkpointer::Impl {
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status MakePool();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
+  [[nodiscard]] Status StartMirrors(const std::string& command, const Wiring& wiring);
+  /// On the engine's thread: a save has ended.
+  void SaveEnded();
   /// This is never freed, because threads go on using it. Once none of them writes any more, they release the lock.
   void LeaveBehind();
 
@@ -181,6 +186,12 @@ class Checkpointer::Impl {
   /// The two halves of Checkpointer::Drain.
   [[nodiscard]] Status WaitIdle(Deadline deadline) const;
   [[nodiscard]] Status TakeUnheardFailure();
+  /// Checkpointer::WaitMirrored.
+  [[nodiscard]] Status WaitMirrored(std::uint64_t step, const std::string& target, Deadline deadline) const;
+  /// Mirrors::WaitEnded: no save may follow. Ok without mirrors.
+  [[nodiscard]] Status WaitMirrorsEnded(Deadline deadline) {
+    return mirrors == nullptr ? Status::Ok() : mirrors->WaitEnded(deadline);
+  }
   /// Whether any save is in flight.
   [[nodiscard]] bool HasSaves() const;
   /// Ends all pauses: for a program that only waits for its saves now.
@@ -196,7 +207,8 @@ class Checkpointer::Impl {
   /// Pins for the user or for keep_best, or ends the pin. Each has a pin of its own; keep_best leaves a user's alone.
   [[nodiscard]] Status SetPinned(std::uint64_t step, PinOwner owner, bool pinned) CAIRN_EXCLUDES(pin_mutex);
   /// For a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
-  [[nodiscard]] Status CheckRank0(const std::string& what) const;
+  [[nodiscard]] Status CheckRank0(const std::string& what,
+                                  std::string_view does = "publishes and removes checkpoints") const;
   void Warn(const std::vector<std::string>& messages, std::string_view phase) const;
   void Notify(const Event& event) const { options.on_event(event); }
 };

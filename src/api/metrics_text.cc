@@ -90,6 +90,18 @@ void AddGroup(PrometheusText& text, const Metrics& metrics, const Ledger& ledger
   text.Gauge("cairn_newest_age_seconds", "How long ago that is.").Value(UnixSeconds() - *newest->at);
 }
 
+void AddMirrors(PrometheusText& text, const std::vector<MirrorState>& mirrors) {
+  const auto label = [](const MirrorState& one) { return PrometheusText::Label("target", one.target); };
+  text.Gauge("cairn_mirror_newest_step", "Newest step that a mirror has copied since it was started.");
+  for (const MirrorState& one : mirrors) {
+    if (one.newest) text.Value(*one.newest, label(one));
+  }
+  text.Gauge("cairn_mirror_behind", "Durable steps that a mirror takes, newer than the newest that it has copied.");
+  for (const MirrorState& one : mirrors) text.Value(one.behind, label(one));
+  text.Counter("cairn_mirror_failures_total", "Copies that have failed, and mirrors that have ended by themselves.");
+  for (const MirrorState& one : mirrors) text.Value(one.failures, label(one));
+}
+
 }  // namespace
 
 void Checkpointer::Impl::AddMetrics(CheckpointerStats& stats) const {
@@ -124,6 +136,7 @@ std::string Checkpointer::Impl::MetricsText() const {
     AddSaves(text, *metrics, stats);
     AddPhases(text, *metrics, alone, leads);
     if (leads) AddGroup(text, *metrics, *ledger);
+    if (mirrors != nullptr) AddMirrors(text, mirrors->states());
   }
   AddMeans(text, *metrics, *pool, engine != nullptr && !engine->DiskHangs().ok());
   AddEvents(text, *metrics);

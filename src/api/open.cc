@@ -1,14 +1,17 @@
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "api/checkpointer_impl.h"
 #include "api/resolve_options.h"
+#include "api/restore_from.h"
 #include "api/shared_root.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "device/host_device.h"
 #include "engine/engine.h"
+#include "engine/ledger.h"
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
@@ -128,7 +131,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.ledger = ledger.get();
   parts.trace = &trace;
   parts.metrics = metrics.get();
-  if (!options.metrics_file.empty()) parts.on_ended = [this] { metrics_file->Update(); };
+  parts.on_ended = [this] { SaveEnded(); };
   parts.queue = make_queue;
   parts.group = group;
   parts.frozen_every = wiring.frozen_every.value_or(kFrozenEvery);
@@ -137,6 +140,24 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
     CAIRN_ASSIGN_OR_RETURN(growth, PoolGrowth::Start(*pool, workers, ranks_of_node, options.on_event));
   }
   return Status::Ok();
+}
+
+Status Checkpointer::Impl::StartMirrors(const std::string& command, const Wiring& wiring) {
+  if (command.empty()) return Status::Ok();
+  CAIRN_ASSIGN_OR_RETURN(mirrors, Mirrors::Start({.command = command,
+                                                  .root = std::filesystem::absolute(root_path).string(),
+                                                  .specs = options.mirrors,
+                                                  .timeout = options.mirror_timeout,
+                                                  .patience = wiring.mirror_patience,
+                                                  .on_event = options.on_event}));
+  return Status::Ok();
+}
+
+void Checkpointer::Impl::SaveEnded() {
+  if (metrics_file != nullptr) metrics_file->Update();
+  if (mirrors == nullptr) return;
+  const std::vector<CheckpointInfo> committed = ledger->NewestFirst();
+  if (!committed.empty()) mirrors->Committed(committed.front());
 }
 
 Status Checkpointer::Impl::CheckWriter() {
@@ -155,17 +176,24 @@ Status Checkpointer::Impl::CheckWriter() {
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options) { return Open(options, Wiring()); }
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
-  Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring);
-  AnnounceOpened(options, opened.ok() ? opened->get()->impl_->root->writer_id() : std::string(), opened.status());
+  std::uint64_t announced = 0;
+  Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring, announced);
+  AnnounceOpened(options, announced, opened.ok() ? opened->get()->impl_->root->writer_id() : std::string(),
+                 opened.status());
   return opened;
 }
 
-Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options, const Wiring& wiring) {
+Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options, const Wiring& wiring,
+                                                         std::uint64_t& announced) {
   const std::shared_ptr<Group> group = options.group != nullptr ? options.group : std::make_shared<SoloGroup>();
   const bool depends = DependOnNodeRanks(options);
   const NodeRanks node =
       wiring.node ? *wiring.node : FindNodeRanks(*group, depends, Deadline::In(options.group_timeout)).get();
   CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options, node.count));
+  std::string command;
+  if (!resolved.mirrors.empty() && group->rank() == 0 && !options.read_only) {
+    CAIRN_ASSIGN_OR_RETURN(command, FindCommand(options.mirror_command));
+  }
   std::string metrics_path;
   if (!options.metrics_file.empty()) {
     CAIRN_ASSIGN_OR_RETURN(metrics_path, MetricsFileOf(options.metrics_file, group->rank(), group->size()));
@@ -185,6 +213,9 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
     impl->steered = SteeredSaves::Make(*impl->options.steering, wiring.now);
   }
   impl->blocking = std::make_unique<BlockingCalls>(impl->make_queue, impl->options.stall_timeout);
+  if (group->rank() == 0 && !options.read_only) {
+    CAIRN_RETURN_IF_ERROR(BringNewest(impl->options, [&] { AnnounceGoesOn(options, announced); }));
+  }
   CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
   if (!metrics_path.empty()) {
@@ -193,6 +224,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
         MetricsFile::Start(
             std::move(metrics_path), [impl = impl.get()] { return impl->MetricsText(); }, impl->options.on_event));
   }
+  CAIRN_RETURN_IF_ERROR(impl->StartMirrors(command, wiring));
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
 }
 
@@ -212,11 +244,15 @@ Checkpointer::~Checkpointer() {
   impl_->EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
   const auto end = Deadline::At(std::min(Deadline::In(impl_->options.close_timeout).when(), impl_->close_by.load()));
   static_cast<void>(impl_->engine->WaitIdle(impl_->abandons_at_once ? Deadline::In({}) : Inside::AbandonsBefore(end)));
+  if (impl_->mirrors != nullptr && !impl_->HasSaves()) impl_->mirrors->Tell();
   const bool grown = impl_->growth == nullptr || impl_->growth->End(end);
   const bool stopped = impl_->engine->Stop(end);
   // Its disk is not the root's, and nothing is lost with it.
   const auto soon = Deadline::At(std::min(end.when(), Deadline::In(std::chrono::seconds(1)).when()));
   const bool removed = impl_->metrics_file == nullptr || impl_->metrics_file->End(soon);
+  // Who abandons at once has waited for them. Left behind, they use nothing of this.
+  const auto patience = impl_->abandons_at_once ? Deadline::In({}) : end;
+  if (impl_->mirrors != nullptr && !impl_->mirrors->End(patience)) static_cast<void>(impl_->mirrors.release());
   if (stopped && impl_->blocking->idle() && grown && removed) return;
   // Leaked if a thread does not stop: it, the kernel and the devices go on using it.
   impl_.release()->LeaveBehind();

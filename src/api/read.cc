@@ -1,13 +1,16 @@
 // The calls that change nothing under the root.
+#include <algorithm>
 #include <fstream>
 
 #include "api/checkpointer_impl.h"
 #include "api/shared_restore.h"
 #include "base/status_macros.h"
 #include "engine/engine.h"
+#include "engine/ledger.h"
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
+#include "store/mirrors.h"
 
 namespace cairn {
 
@@ -88,7 +91,29 @@ Result<Restored> Checkpointer::Restore(const Selector& selector, const State& st
 
 Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(Latest()));
-  return ListInfos(impl_->root_path);
+  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> list, ListInfos(impl_->root_path));
+  for (const MirrorRecord& mirror : ListMirrors(impl_->root_path)) {
+    for (const MirroredCheckpoint& copy : mirror.checkpoints) {
+      const auto found = std::ranges::find(list, copy.attempt, &CheckpointInfo::attempt);
+      if (found != list.end()) found->mirrors.push_back(mirror.target);
+    }
+  }
+  return list;
+}
+
+Status Checkpointer::Impl::WaitMirrored(std::uint64_t step, const std::string& target, Deadline deadline) const {
+  CAIRN_RETURN_IF_ERROR(CheckRank0(fmt::format("step {}", step), "waits for mirrors"));
+  if (mirrors == nullptr) return Error(StatusCode::kInvalidArgument, "{} has no mirror {}", root_path, target);
+  const std::vector<CheckpointInfo> committed = ledger->NewestFirst();
+  const auto found = std::ranges::find(committed, step, &CheckpointInfo::step);
+  const std::optional<CheckpointInfo> wanted =
+      found == committed.end() ? mirrors->FindCommitted(step) : std::optional(*found);
+  if (!wanted) return Error(StatusCode::kNotFound, "{} has no step {}", root_path, step);
+  return mirrors->Wait(target, *wanted, deadline);
+}
+
+Status Checkpointer::WaitMirrored(std::uint64_t step, const std::string& target, Deadline deadline) const {
+  return impl_->WaitMirrored(step, target, deadline);
 }
 
 Result<CheckpointDetails> Checkpointer::Inspect(const Selector& selector) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "api/mirror_specs.h"
 #include "base/bytes.h"
 #include "base/finite.h"
 #include "base/memory_limit.h"
@@ -75,13 +76,19 @@ Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
                : Error(StatusCode::kInvalidArgument, "{}: expected {} to {}, found {}", field, least, most, value);
   };
   if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "root is empty");
+  CAIRN_ASSIGN_OR_RETURN(options.mirrors, CheckMirrors(options));
+  if (!options.restore_from.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(options.restore_from, CheckMirrorTarget(options.restore_from, "restore_from"));
+  }
   CAIRN_RETURN_IF_ERROR(in_range("max_in_flight", options.max_in_flight, 1, 64));
   CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
   CAIRN_RETURN_IF_ERROR(in_range("stop_after_failures", options.stop_after_failures, 0, 1'000'000));
   // Beyond this the clock might not have room for it.
-  options.stall_timeout = std::clamp<std::chrono::nanoseconds>(options.stall_timeout, {}, std::chrono::hours(24 * 365));
+  constexpr std::chrono::hours kYear{24 * 365};
+  options.stall_timeout = std::clamp<std::chrono::nanoseconds>(options.stall_timeout, {}, kYear);
+  options.mirror_timeout = std::clamp<std::chrono::nanoseconds>(options.mirror_timeout, {}, kYear);
   // Two: the disk has work while the next write is prepared.
   if (options.queue_depth == 0) options.queue_depth = Share(8, ranks_of_node, 2, 8);
   if (options.worker_threads == 0) {

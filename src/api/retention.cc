@@ -33,10 +33,10 @@ Status Checkpointer::Impl::SetPinned(std::uint64_t step, PinOwner owner, bool pi
   });
 }
 
-Status Checkpointer::Impl::CheckRank0(const std::string& what) const {
+Status Checkpointer::Impl::CheckRank0(const std::string& what, std::string_view does) const {
   CAIRN_RETURN_IF_ERROR(CheckWritable());
   if (group->rank() == 0) return Status::Ok();
-  return Error(StatusCode::kFailedPrecondition, "{}: only rank 0 publishes and removes checkpoints", what);
+  return Error(StatusCode::kFailedPrecondition, "{}: only rank 0 {}", what, does);
 }
 
 void Checkpointer::Impl::Warn(const std::vector<std::string>& messages, std::string_view phase) const {

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "engine/agreement.h"
@@ -12,14 +13,25 @@
 namespace cairn {
 namespace {
 
-constexpr const char* kRootKey = "root";
 // The first character of the message; the writer's id, or the outcome, follows.
 constexpr char kOpened = '=';
 constexpr char kFailed = '!';
+constexpr char kGoesOn = '~';
+
+std::string RootKey(std::uint64_t number) { return fmt::format("root/{}", number); }
+
+void AnnounceToRanks(const Options& options, std::uint64_t number, std::string message) {
+  Group* const group = options.group.get();
+  if (group == nullptr || group->size() == 1 || group->rank() != 0 || options.read_only) return;
+  group->Announce(RootKey(number), std::move(message));
+}
 
 /// Waits until rank 0 has opened the root. Returns its writer's id.
 Result<std::string> AwaitWriterId(const Options& options, Group& group) {
-  const Result<std::string> heard = AwaitMessage(group, kRootKey, Deadline::In(options.group_timeout)).get();
+  Result<std::string> heard = std::string(1, kGoesOn);
+  for (std::uint64_t number = 0; heard.ok() && heard->starts_with(kGoesOn); ++number) {
+    heard = AwaitMessage(group, RootKey(number), Deadline::In(options.group_timeout)).get();
+  }
   if (!heard.ok()) {
     return Error(heard.status().code(), "{}: rank 0 did not say that it opened the root: {}", options.root,
                  heard.status().message());
@@ -70,10 +82,12 @@ Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& opti
   }
 }
 
-void AnnounceOpened(const Options& options, const std::string& writer_id, const Status& status) {
-  Group* const group = options.group.get();
-  if (group == nullptr || group->size() == 1 || group->rank() != 0 || options.read_only) return;
-  group->Announce(kRootKey, status.ok() ? kOpened + writer_id : kFailed + EncodeOutcome(status));
+void AnnounceGoesOn(const Options& options, std::uint64_t& sent) {
+  AnnounceToRanks(options, sent++, std::string(1, kGoesOn));
+}
+
+void AnnounceOpened(const Options& options, std::uint64_t sent, const std::string& writer_id, const Status& status) {
+  AnnounceToRanks(options, sent, status.ok() ? kOpened + writer_id : kFailed + EncodeOutcome(status));
 }
 
 }  // namespace cairn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,8 +19,12 @@ namespace cairn {
 /// opened another directory, or its names are seen late. Blocking; no other thread may use the queue.
 [[nodiscard]] Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& options, Group& group);
 
-/// Call it on rank 0, once: tells the other ranks that the root is open for the writer of this id, or why Open failed.
-/// Does nothing on other ranks, in a group of one, or for a read-only root.
-void AnnounceOpened(const Options& options, const std::string& writer_id, const Status& status);
+// Rank 0's messages. These do nothing on other ranks, in a group of one, or for a read-only root. `sent` is how many
+// have gone before.
+
+/// What comes before the root is opened goes on: the other ranks wait for group_timeout again.
+void AnnounceGoesOn(const Options& options, std::uint64_t& sent);
+/// The last one: the root is open for the writer of this id, or why Open failed.
+void AnnounceOpened(const Options& options, std::uint64_t sent, const std::string& writer_id, const Status& status);
 
 }  // namespace cairn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,6 +26,8 @@ struct Wiring {
   std::optional<NodeRanks> node = std::nullopt;
   /// See kFrozenEvery: tests do not want to wait so long.
   std::optional<std::uint64_t> frozen_every = std::nullopt;
+  /// See Mirrors::Parts.
+  std::chrono::nanoseconds mirror_patience = std::chrono::minutes(1);
   /// The clock by which Options::steering times iterations.
   TimeSource now = Deadline::Clock::now;
 };

@@ -331,6 +331,11 @@ Status Mirror::CheckManifests() {
   return Status::Ok();
 }
 
+const CheckpointInfo* Mirror::newest() const {
+  const auto good = std::find_if(here_.rbegin(), here_.rend(), [](const auto& one) { return one.info.status.ok(); });
+  return good == here_.rend() ? nullptr : &good->info;
+}
+
 std::string Mirror::DamageLeft() const {
   for (const StoredCheckpoint& one : here_) {
     const auto found = damaged_.find(one.info.status.ok() ? one.info.attempt : one.info.path);

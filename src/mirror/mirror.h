@@ -79,6 +79,10 @@ class Mirror {
   [[nodiscard]] Status Check() const;
   /// How many checkpoints are passed over.
   [[nodiscard]] std::size_t damaged() const { return damaged_.size(); }
+  /// The newest good checkpoint that the root had when CopyNext looked last; null if it had none.
+  [[nodiscard]] const CheckpointInfo* newest() const;
+  /// Whether it had any then, good or not.
+  [[nodiscard]] bool found_any() const { return !here_.empty(); }
   /// What was written into the root last.
   [[nodiscard]] const MirrorRecord& record() const { return record_; }
 

@@ -78,7 +78,7 @@ struct MirrorRootOptions {
   std::uint64_t keep_every = 0;
   /// Bytes in a second: "100MB". Empty: no limit.
   std::string bandwidth;
-  /// End once nothing is due; or do so once stdin is closed, or can be read.
+  /// End once nothing is due; or do so once stdin is closed, or can be read: with both, at once.
   bool once = false;
   bool with_stdin = false;
   bool json = false;

@@ -376,6 +376,7 @@ void AddFetch(CLI::App& app, Action& chosen) {
       ->required();
   fetch.add_option("root", fetching.target, "A directory, made if it is missing")->required();
   AddCopying(fetch, fetching);
+  fetch.add_flag("--with-stdin", fetching.with_stdin, "End at once when stdin is closed");
 }
 
 /// Commands that are told steps of a root.

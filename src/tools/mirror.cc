@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -34,6 +35,8 @@ constexpr std::chrono::milliseconds kTick{500};
 constexpr std::chrono::seconds kQuiet{60};
 constexpr std::chrono::seconds kFirstPause{1};
 constexpr std::chrono::seconds kLongestPause{60};
+// Between signs of life.
+constexpr std::chrono::seconds kBeat{1};
 constexpr int kDepth = 8;
 
 Status CheckTarget(const std::string& target) {
@@ -75,16 +78,54 @@ void PrintCopied(const MirrorRootOptions& options, const Mirror::Copied& copied)
   std::fflush(stdout);  // It goes on for days.
 }
 
+/// For a program that has started this one: see --with-stdin.
+void TellProgram(const MirrorRootOptions& options, const nlohmann::json& event) {
+  if (!options.json || !options.with_stdin) return;
+  fmt::print("{}\n", JsonLine(event));
+  std::fflush(stdout);
+}
+
+bool InputHasEnded() {
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  return ::poll(&input, 1, 0) > 0;
+}
+
+/// Whether to end at once. A program that waits for --once, and dies, wants nothing any more.
+std::function<bool()> Interruptions(const MirrorRootOptions& options) {
+  return [&options, caught = CatchInterruptions()] {
+    return caught() || (options.once && options.with_stdin && InputHasEnded());
+  };
+}
+
+/// Whether a mirror that is to be copied back was never begun: nothing is there. False also where that is unknown.
+bool IsEmpty(const std::string& root) {
+  std::error_code error;
+  if (!IsBucket(root)) {
+    if (!std::filesystem::exists(root, error)) return !error;
+    return std::filesystem::is_directory(root, error) && std::filesystem::is_empty(root, error);
+  }
+  Result<BucketAddress> address = BucketAddress::Parse(root);
+  Result<Rclone> rclone = Rclone::Find();
+  if (!address.ok() || !rclone.ok()) return false;
+  Bucket bucket(*std::move(rclone), *std::move(address));
+  const auto writer = bucket.ReadWriter();
+  if (!writer.ok() || *writer) return false;
+  // A bucket that is missing is an error: it may be a misspelt one.
+  const auto list = bucket.List();
+  return list.ok() && list->empty();
+}
+
 /// One mirror, from its first look to its end.
 class MirrorLoop {
  public:
-  MirrorLoop(const MirrorRootOptions& options, Mirror& mirror) : options_(options), mirror_(mirror) {}
+  MirrorLoop(const MirrorRootOptions& options, Mirror& mirror, std::function<bool()> interrupted)
+      : options_(options), mirror_(mirror), interrupted_(std::move(interrupted)) {}
 
   [[nodiscard]] Result<int> UntilTheEnd() {
     while (!interrupted_()) {
       const Clock::time_point change = LastChange(options_.root);
       const std::size_t damaged = mirror_.damaged();
-      const auto copied = mirror_.CopyNext(interrupted_);
+      const auto copied = mirror_.CopyNext([this] { return Beat(); });
       if (copied.ok()) {
         pause_ = kFirstPause;
         said_.clear();
@@ -92,6 +133,7 @@ class MirrorLoop {
           PrintCopied(options_, **copied);
           continue;
         }
+        TellIdle();
         if (last_) return exit_code_;
         // After a change just now, the directory's clock may give the next one the same time.
         const bool fresh = std::chrono::abs(Clock::now() - change) < kTick;
@@ -105,6 +147,26 @@ class MirrorLoop {
   }
 
  private:
+  /// Called as bytes move.
+  bool Beat() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told_ >= kBeat) {
+      told_ = now;
+      TellProgram(options_, {{"event", "copying"}});
+    }
+    return interrupted_();
+  }
+
+  /// Nothing is due; and which checkpoints were looked at.
+  void TellIdle() {
+    nlohmann::json event = {{"event", options_.once && !mirror_.found_any() ? "empty" : "idle"}};
+    if (const CheckpointInfo* const newest = mirror_.newest()) {
+      event["step"] = newest->step;
+      event["line"] = newest->line;
+    }
+    if (event != std::exchange(idle_, event)) TellProgram(options_, event);
+  }
+
   /// Not ok if the mirror cannot go on. Else waits before the next try, unless the checkpoint is passed over.
   Status Fail(const Status& why, bool passed_over) {
     if (interrupted_()) return Status::Ok();
@@ -135,11 +197,13 @@ class MirrorLoop {
 
   const MirrorRootOptions& options_;
   Mirror& mirror_;
-  const std::function<bool()> interrupted_ = CatchInterruptions();
+  const std::function<bool()> interrupted_;
   // Ends once nothing is due.
   bool last_ = options_.once;
   std::chrono::seconds pause_ = kFirstPause;
   std::string said_;
+  nlohmann::json idle_;
+  std::chrono::steady_clock::time_point told_;
   int exit_code_ = kGood;
 };
 
@@ -147,6 +211,7 @@ Result<int> CopyCheckpoints(const MirrorRootOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::uint64_t bandwidth, ParseBandwidth(options.bandwidth));
   // Whoever closes stdin by dying reads no more of what is said.
   if (options.with_stdin) std::signal(SIGPIPE, SIG_IGN);
+  const std::function<bool()> interrupted = Interruptions(options);
   MirrorOptions mirroring{
       .root = options.root,
       .target = options.target,
@@ -156,14 +221,20 @@ Result<int> CopyCheckpoints(const MirrorRootOptions& options) {
   const bool bucket = IsBucket(options.root) || IsBucket(options.target);
   if (bucket) {
     CAIRN_ASSIGN_OR_RETURN(mirroring.rclone, Rclone::Find());
-    mirroring.rclone->interrupted = CatchInterruptions();
+    mirroring.rclone->interrupted = interrupted;
   }
   // Pipes to rclone block its threads.
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice,
                          ChooseIoQueue(bucket ? IoQueueKind::kThreads : IoQueueKind::kAuto, kDepth));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Mirror> mirror, Mirror::Open(*queue, mirroring));
-  return MirrorLoop(options, *mirror).UntilTheEnd();
+  return MirrorLoop(options, *mirror, interrupted).UntilTheEnd();
+}
+
+Result<int> BringBack(const MirrorRootOptions& options) {
+  CAIRN_RETURN_IF_ERROR(IsBucket(options.root) ? CheckTarget(options.root) : CheckRoot(options.root));
+  CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
+  return CopyCheckpoints(options);
 }
 
 }  // namespace
@@ -184,11 +255,11 @@ Result<int> Fetch(const MirrorRootOptions& options) {
     return Error(StatusCode::kInvalidArgument, "{}: expected a directory, to which {} is brought back",
                  WithoutSettings(options.target), WithoutSettings(options.root));
   }
-  CAIRN_RETURN_IF_ERROR(IsBucket(options.root) ? CheckTarget(options.root) : CheckRoot(options.root));
-  CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
   MirrorRootOptions once = options;
   once.once = true;
-  return CopyCheckpoints(once);
+  Result<int> ended = BringBack(once);
+  if (!ended.ok() && once.with_stdin && IsEmpty(once.root)) TellProgram(once, {{"event", "empty"}});
+  return ended;
 }
 
 }  // namespace cairn::tools
