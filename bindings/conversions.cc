@@ -74,6 +74,7 @@ py::dict FromInfo(const CheckpointInfo& info) {
   fields["nonfinite"] = finite ? py::object(py::none()) : py::object(py::str(NonFiniteName(info.nonfinite)));
   fields["suspect"] = info.suspect;
   fields["path"] = info.path;
+  fields["mirrors"] = py::tuple(py::cast(info.mirrors));
   fields["damage"] = info.status.ok() ? py::object(py::none()) : py::object(py::str(info.status.message()));
   return fields;
 }

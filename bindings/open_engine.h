@@ -122,6 +122,14 @@ class OpenEngine {
     });
     if (checkpointer_ == nullptr) return;
     if (OnlyRemoves(*Use(), idle)) idle = Status::Ok();
+    if (idle.ok()) {
+      static_cast<void>(InSlices(end, [this](Deadline slice) {
+        if (checkpointer_ == nullptr) return Status::Ok();
+        const InUse engine = Use();
+        return Unlocked([&] { return Inside::Of(*engine).WaitMirrorsEnded(slice); });
+      }));
+      if (checkpointer_ == nullptr) return;
+    }
     const Status failure = Inside::Of(*Use()).TakeUnheardFailure();
     // With no save in flight the engine ends in a moment, also after the grace; or its removals go on behind.
     ReleaseEngine(idle.ok() ? Deadline::At(std::max(end().when(), Deadline::In(kEnding).when())) : end());

@@ -71,6 +71,14 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, const py::dict& op
   given.Take("trace_events", taken.trace_events);
   given.Take("stop_after_failures", taken.stop_after_failures);
   given.Take("metrics_file", taken.metrics_file);
+  std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>> mirrors;
+  given.Take("mirrors", mirrors);
+  for (const auto& [target, every, keep_last, keep_every, bandwidth] : mirrors) {
+    taken.mirrors.push_back({target, every, keep_last, keep_every, bandwidth});
+  }
+  given.Take("mirror_timeout", taken.mirror_timeout);
+  given.Take("restore_from", taken.restore_from);
+  given.Take("mirror_command", taken.mirror_command);
   std::optional<std::tuple<double, double, double>> steering;
   given.Take("steering", steering);
   if (steering) {
@@ -102,6 +110,7 @@ void BindCheckpointer(py::module_& module) {
       .def("should_save", &PyCheckpointer::ShouldSave, "step"_a)
       .def("set_up", &PyCheckpointer::SetUp, "cuda"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
+      .def("wait_mirrored", &PyCheckpointer::WaitMirrored, "step"_a, "target"_a, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("pause_copies", &PyCheckpointer::PauseCopies, "at_most"_a)
       .def("begin_step", &PyCheckpointer::BeginStep)

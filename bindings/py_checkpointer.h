@@ -82,6 +82,10 @@ class PyCheckpointer : public OpenEngine {
         timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitForPlace(deadline); },
         /*by_caller=*/false));
   }
+  void WaitMirrored(std::uint64_t step, const std::string& target, std::optional<double> timeout) {
+    RaiseIfError(Wait(
+        timeout, [&](const InUse& engine, Deadline deadline) { return engine->WaitMirrored(step, target, deadline); }));
+  }
   void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
     const std::vector<std::shared_ptr<WatchedSave>> pending = watcher()->pending();
     RaiseIfError(Wait(timeout, [&](const InUse& engine, Deadline deadline) {

@@ -13,7 +13,7 @@ from ._arguments import callback, flag, one_of, optional_step, seconds, several,
 from ._best import MODES, described, description, ranked
 from ._engine import Engine
 from ._errors import Error, FailedPrecondition, NotFound
-from ._mirrors import Mirror, targets_of
+from ._mirrors import Mirror
 from ._paths import checkpoint_path, local_path
 from ._ranks import replicas as replication
 from ._save import Checkpoint, Save
@@ -97,6 +97,10 @@ class Checkpointer:
                      rank 0 starts them
       mirror_timeout how long `close` waits, within its own time, until the mirrors have copied what is due; one that takes
                      longer is named in the log, and goes on behind
+      restore_from   a mirror of the root, as for cairn.Mirror: if the root has no checkpoint, opening it first brings the
+                     newest one from there. If there is none either, that is logged, and `restore` raises NotFound. If it
+                     cannot be read, opening raises that; DeadlineExceeded once nothing has moved for group_timeout. In a
+                     group rank 0 does it, and the others wait
       unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
                      Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
                      "ignore"
@@ -157,6 +161,7 @@ class Checkpointer:
         metrics_port: int | None = None,
         mirrors: Sequence[Mirror] = (),
         mirror_timeout: float = 60.0,
+        restore_from: str | os.PathLike[str] | None = None,
         unfenced_writes: str = "fail",
         group: Any = None,
         group_timeout: float = 600.0,
@@ -413,11 +418,7 @@ class Checkpointer:
 
         Only manifests are read, and what mirrors have said: `verify`, `restore` and `load` find a missing or damaged shard.
         """
-        targets = targets_of(self.root)
-        return [
-            Checkpoint(**fields, mirrors=tuple(targets.get(fields["attempt"], ())), _describe=self._describe)
-            for fields in self._engine.core.checkpoints()
-        ]
+        return [Checkpoint(**fields, _describe=self._describe) for fields in self._engine.core.checkpoints()]
 
     def best(self, metric: str, mode: str = "min") -> int | None:
         """Step of the checkpoint with the lowest (or with "max" the highest) value of a metric; None if no checkpoint

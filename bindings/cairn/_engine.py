@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import re
 import threading
 import time
@@ -63,8 +64,6 @@ class Engine:
             undo.callback(self.ranks.close)
             undo.callback(_give_back, opened)
             undo.callback(self._stop_metrics)
-            self._mirrors: list[_mirrors.RunningMirror] = []
-            undo.callback(_mirrors.tell, self._mirrors)
             given = self.ranks.together("open", partial(self._check, options))
             read_only = given["read_only"]
             if not read_only and self.ranks.rank == 0:
@@ -75,9 +74,6 @@ class Engine:
             if self.metrics is not None:
                 self.metrics.serve(self.core)
                 weakref.finalize(self, self.metrics.stop).atexit = False
-            if self.writes and self.ranks.rank == 0:
-                self._mirrors += map(_mirrors.RunningMirror, self._mirror_commands)
-                weakref.finalize(self, _mirrors.tell, self._mirrors).atexit = False
             _exit.opened(self)
             undo.pop_all()
 
@@ -89,9 +85,12 @@ class Engine:
         check_best(options["keep_best"], options["best_metric"], options["best_mode"])
         flag("exist_ok", options["exist_ok"])
         self._on_failure = callback("on_failure", options["on_failure"])
-        self._mirror_commands = _mirrors.commands_of(options["mirrors"], self.root)
-        self.mirror_timeout = seconds("mirror_timeout", options["mirror_timeout"])
-        given = checked(options)
+        given = checked(options) | {
+            "mirrors": _mirrors.checked_mirrors("mirrors", options["mirrors"]),
+            "mirror_timeout": seconds("mirror_timeout", options["mirror_timeout"]),
+            "restore_from": _restore_from(options["restore_from"]),
+            "mirror_command": _mirrors.command(),
+        }
         self.full_timeout, self.close_timeout = given["full_timeout"], given["close_timeout"]
         self.group_timeout = given["group_timeout"]
         if options["metrics_port"] is not None:
@@ -211,7 +210,7 @@ class Engine:
                 raise
         if self.interval is not None:
             self.interval.saved()
-        save = Save(core)
+        save = Save(core, weakref.ref(self))
         if self._on_failure is not None:
             save.add_done_callback(partial(_tell_failure, self._on_failure))
         return save
@@ -334,6 +333,10 @@ class Engine:
         if self._best is not None:
             self._best.settle()
 
+    def wait_mirrored(self, step: int, target: str | os.PathLike[str], timeout: float | None) -> None:
+        """See Save.wait."""
+        self.core.wait_mirrored(step, _mirrors.target_of(target, "where"), timeout)
+
     # Ending
 
     def drain(self, timeout: float | None) -> None:
@@ -361,18 +364,11 @@ class Engine:
                 if self.stop is not None:
                     self.stop.end()
                 self._stop_metrics()
-                self._end_mirrors(end)
                 self.ranks.close(end)
                 _exit.open_engines.discard(self)
                 if self.core.released:
                     self.held.clear()
                 self.log_events()
-
-    def _end_mirrors(self, end: float) -> None:
-        _mirrors.tell(self._mirrors)
-        end = min(end, time.monotonic() + self.mirror_timeout)
-        while self._mirrors:
-            self._mirrors.pop().wait(max(0.0, end - time.monotonic()))
 
     def _wait_for_best(self, timeout: float) -> float:
         """Waits for keep_best, which releases its saves one by one; returns what is left of the timeout."""
@@ -380,6 +376,10 @@ class Engine:
             return timeout
         self.core.end_step([])  # A step that has raised did not say that it has ended.
         return self._best.wait(timeout)
+
+
+def _restore_from(target: Any) -> str:
+    return "" if target is None else _mirrors.target_of(target, "restore_from")
 
 
 def _tell_failure(on_failure: Callable[[int, Error], object], save: Save) -> None:

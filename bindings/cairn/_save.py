@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
+import time
+import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core, _threads
 from ._arguments import timeout_of
+from ._errors import FailedPrecondition
+
+if TYPE_CHECKING:
+    from ._engine import Engine
 
 _log = logging.getLogger("cairn")
 
@@ -50,8 +58,9 @@ class Checkpoint:
 class Save:
     """A save in flight. Safe from any thread. May outlive its Checkpointer."""
 
-    def __init__(self, core: _core.Save) -> None:
+    def __init__(self, core: _core.Save, engine: weakref.ref[Engine]) -> None:
         self._core = core
+        self._engine = engine
         self._callbacks = _threads.InTurn("cairn-done", daemon=False)
 
     @property
@@ -77,10 +86,21 @@ class Save:
         """Waits until the tensors may be overwritten. DeadlineExceeded after `timeout` seconds leaves it running."""
         self._core.wait_captured(timeout_of(timeout))
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None, *, where: str | os.PathLike[str] | None = None) -> None:
         """Waits until no crash and no power cut can lose it. Raises its error if it failed; earlier checkpoints
-        stay."""
-        self._core.wait_durable(timeout_of(timeout))
+        stay.
+
+        With `where`, the target of one of the Checkpointer's mirrors, waits until it is there, too. Raises
+        FailedPrecondition if that mirror will never take it (`every`, `keep_last`, a checkpoint that is damaged, or that the
+        root has removed before its turn), and on ranks other than 0; DeadlineExceeded with the mirror's last error."""
+        limit = timeout_of(timeout)
+        end = math.inf if limit is None else time.monotonic() + limit
+        self._core.wait_durable(limit)
+        if where is None:
+            return
+        if (engine := self._engine()) is None:
+            raise FailedPrecondition(f"step {self.step}: its Checkpointer, which runs the mirrors, is gone")
+        engine.wait_mirrored(self.step, where, None if limit is None else max(0.0, end - time.monotonic()))
 
     def result(self, timeout: float | None = None) -> int:
         """The step, once it is durable."""

@@ -71,7 +71,8 @@ folder, rank = pathlib.Path(sys.argv[1]), torch.distributed.get_rank()
 commands, answers = open(folder / f"commands{rank}"), open(folder / f"answers{rank}", "w")
 tree = {"w": torch.ones(300_000) + rank}
 checkpointer = cairn.Checkpointer(folder / "run", group=torch.distributed.group.WORLD, host_memory="8MiB", chunk="1MiB",
-                                  queue_depth=2, keep_last=2, metrics_port=0, metrics_file=folder / "job.prom")
+                                  queue_depth=2, keep_last=2, metrics_port=0, metrics_file=folder / "job.prom",
+                                  mirrors=[cairn.Mirror(folder / "mirror")])
 def save(step):
     saved = checkpointer.save(step, tree)
     checkpointer.fence()
@@ -151,12 +152,13 @@ def block(language: str) -> str:
 
 # What no test moves here: constants, and what only a disk that hangs or interrupts does. Those are C++'s tests.
 STILL = {"cairn_info", "cairn_opened_timestamp_seconds", "cairn_pool_bytes", "cairn_pool_limit_bytes", "cairn_disk_hangs",
-         "cairn_retries_total", "cairn_buffered_saves_total", "cairn_pool_used_bytes", "cairn_disk_free_bytes"}  # fmt: skip
+         "cairn_mirror_behind", "cairn_mirror_failures_total", "cairn_retries_total", "cairn_buffered_saves_total", "cairn_pool_used_bytes", "cairn_disk_free_bytes"}  # fmt: skip
 
 
 def test_a_scrape_of_a_torchrun_job_shows_each_metric_move(job: Job, tmp_path: Path) -> None:
     states = [job.tell("pass")]
-    states.append(job.tell("for step in (1, 2, 3, 4): save(step).wait()"))
+    where = "folder / 'mirror' if rank == 0 else None"
+    states.append(job.tell(f"for step in (1, 2, 3, 4): save(step).wait(where={where})"))
     states.append(
         job.tell("checkpointer.drain(); pause = checkpointer.pause_copies(60); held = checkpointer.save(5, tree)")
     )
@@ -176,7 +178,8 @@ def test_a_scrape_of_a_torchrun_job_shows_each_metric_move(job: Job, tmp_path: P
         assert names - moved <= STILL, sorted(names - moved - STILL)
         durable, failed = (seen[-1][f"cairn_saves_total {outcome}"] for outcome in ("durable", "failed"))
         assert (durable, failed) == (5, 1)
-        of_group = {"cairn_newest_step", "cairn_newest_age_seconds", "cairn_checkpoints_removed_total"}
+        of_group = {"cairn_newest_step", "cairn_newest_age_seconds", "cairn_checkpoints_removed_total",
+                    "cairn_mirror_newest_step", "cairn_mirror_behind", "cairn_mirror_failures_total"}  # fmt: skip
         assert of_group <= names if rank == 0 else not of_group & names
     assert states[-1][0]["cairn_newest_step"] == 4  # The restore has passed over 5, which is damaged.
     assert states[-1][0]["cairn_checkpoints_removed_total"] == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,16 +36,24 @@ def tree(step: int) -> dict[str, Any]:
     return {"weight": torch.full((100_000,), float(step)), "step": step}
 
 
-def process_of(root: Path, besides: int = 0) -> int:
-    """The one that mirrors the root, once it has begun; not an earlier one."""
+def process_of(root: Path, besides: int = 0, target: Path | None = None) -> int:
+    """The one that mirrors the root, to this target, once it has begun; not an earlier one."""
     found: list[int] = []
 
     def look() -> bool:
-        found[:] = [json.loads(path.read_text())["process"] for path in root.glob(".mirrors/*.json")]
+        records = [json.loads(path.read_text()) for path in root.glob(".mirrors/*.json")]
+        found[:] = [one["process"] for one in records if target is None or one["target"] == str(target)]
         return bool(found) and found[0] != besides
 
     until(look)
     return found[0]
+
+
+def children(process: int) -> list[int]:
+    """Its child processes that run the command."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    found = [int(child) for task in tasks for child in task.read_text().split()]
+    return [child for child in found if "mirror" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def expect_end(pidfd: int) -> None:
@@ -55,7 +64,10 @@ def expect_end(pidfd: int) -> None:
 
 def test_what_is_saved_is_at_the_target_when_the_checkpointer_is_closed(root: Path, tmp_path: Path) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
-    mirrors = [cairn.Mirror(near, keep_last=1), cairn.Mirror(str(far), every=2, keep_last=3, keep_every=2)]
+    mirrors = [
+        cairn.Mirror(near, keep_last=1, bandwidth="1GiB"),
+        cairn.Mirror(str(far), every=2, keep_last=3, keep_every=2),
+    ]
     with cairn.Checkpointer(root, keep_last=2, mirrors=mirrors, **HOST_MEMORY) as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(step, tree(step))
@@ -100,7 +112,7 @@ def test_one_that_hangs_is_named_left_behind_and_no_reason_to_wait(
     begun = time.monotonic()
     checkpointer.close()
     took = time.monotonic() - begun
-    behind = f"{root}: mirror {target}: has not ended after 0.1 s, and is left behind (process {hung})"
+    behind = f"{root}: mirror {target}: has not ended in time, and is left behind (process {hung})"
     named = behind in caplog.text
     os.kill(hung, signal.SIGCONT)
     expect_end(pidfd)
@@ -146,11 +158,60 @@ def test_what_goes_wrong_is_logged_with_the_mirrors_own_words(
 def test_rank_0_alone_starts_them(worlds: Any, root: Path, tmp_path: Path) -> None:
     world = worlds(options=f"mirrors=[cairn.Mirror({str(tmp_path / 'mirror')!r})]")
 
-    assert world.all("len(c._engine._mirrors)") == [1, 0]
+    mirror, ranks = process_of(root), world.all("__import__('os').getpid()")
+    assert [children(rank) for rank in ranks] == [[mirror], []]
 
     world.all("c.save(1, tree(1, rank)).wait()")
     world.all("c.close()")
     expect_whole(tmp_path / "mirror", 1)
+
+
+def test_a_save_is_waited_for_where_it_is_wanted(root: Path, tmp_path: Path, make: Callable[..., Any]) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    checkpointer = make(mirrors=[cairn.Mirror(near), cairn.Mirror(far, every=2)])
+    hung = [process_of(root, target=far)]
+    os.kill(hung[0], signal.SIGSTOP)
+
+    first = checkpointer.save(1, tree(1))
+    first.wait(where=near)
+    expect_whole(near, 1)
+    with pytest.raises(cairn.FailedPrecondition, match="never will be: that takes only steps divisible by 2"):
+        first.wait(where=far)
+    second = checkpointer.save(2, tree(2))
+    with pytest.raises(cairn.DeadlineExceeded, match=f"step 2 is not at the mirror {far} yet"):
+        second.wait(0.2, where=str(far))
+    os.kill(hung[0], signal.SIGCONT)
+    second.wait(60, where=far)
+    expect_whole(far, 2)
+    with pytest.raises(cairn.InvalidArgument, match="expected one of "):
+        second.wait(where=tmp_path / "elsewhere")
+
+
+def test_a_lost_root_comes_back_by_itself(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    far = tmp_path / "far"
+    options = HOST_MEMORY | {"mirrors": [cairn.Mirror(far)], "restore_from": far}
+    with cairn.Checkpointer(root, **options) as checkpointer:
+        with pytest.raises(cairn.NotFound):
+            checkpointer.restore(tree(0))
+        for step in (1, 2):
+            checkpointer.save(step, tree(step)).wait()
+    assert f"restore_from {far}: it has no checkpoint, so the root begins empty" in caplog.text
+    shutil.rmtree(root)
+
+    with cairn.Checkpointer(root, **options) as checkpointer:
+        found = checkpointer.restore(tree(0))
+        assert checkpointer.steps() == [2]
+        checkpointer.save(3, tree(3)).wait(60, where=far)
+
+    assert found["step"] == 2 and torch.equal(found["weight"], tree(2)["weight"])
+    expect_whole(far, 1, 2, 3)
+
+
+def test_a_mirror_that_is_no_mirror_of_the_root_is_named_and_nothing_is_opened(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(cairn.Error, match=f"restore_from {tmp_path / 'file'}: ") as raised:
+        cairn.Checkpointer(root, restore_from=tmp_path / "file", **HOST_MEMORY)
+    assert not isinstance(raised.value, cairn.NotFound)
 
 
 def test_what_is_no_mirror_is_refused_before_anything_is_opened(root: Path, tmp_path: Path) -> None:

@@ -122,10 +122,11 @@ def test_help_says_something_about_every_public_name() -> None:
 
 # C++'s options by Python's names: there sizes are text, too, and so have no unit.
 PYTHON_NAMES = {"host_memory_bytes": "host_memory", "chunk_bytes": "chunk", "staging_bytes": "staging"}
-IN_ANOTHER_FORM = {"steering", "on_event"}  # slowdown, mtbf and restart_time; logging.
+# slowdown, mtbf and restart_time; logging; the command that is installed with the package.
+IN_ANOTHER_FORM = {"steering", "on_event", "mirror_command"}
 OF_PYTHON = {
     "exist_ok", "keep_best", "best_metric", "best_mode", "unfenced_writes", "replicated", "per_rank", "compare_replicas",
-    "interval", "slowdown", "mtbf", "restart_time", "metrics_port", "on_failure", "mirrors", "mirror_timeout",
+    "interval", "slowdown", "mtbf", "restart_time", "metrics_port", "on_failure",
 }  # fmt: skip
 
 

@@ -111,6 +111,33 @@ def test_a_lost_root_costs_what_the_mirror_had_not_copied(server: servers.Server
         assert checkpointer.checkpoints()[-1].line > line + 100  # Also above what the lost root had unseen.
 
 
+def test_a_jobs_lost_root_comes_back_by_itself_or_names_why_not(
+    serve: servers.ServeS3, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, options = tmp_path / "run", HOST_MEMORY | {"mirrors": [cairn.Mirror(target)], "restore_from": target}
+    with proxy_to(serve.address) as proxy:
+        for name, value in servers.environment(proxy.address).items():
+            monkeypatch.setenv(name, value)
+        with cairn.Checkpointer(root, **options) as checkpointer:
+            with pytest.raises(cairn.NotFound):  # Neither has any: the first start.
+                checkpointer.restore(tree(0))
+            checkpointer.save(1, tree(1)).wait(300, where=target)
+        shutil.rmtree(root)
+
+        proxy.answer = lambda method, path: 403
+        with pytest.raises(cairn.Error, match=f"restore_from {target}: .*the proxy says 403") as refused:
+            cairn.Checkpointer(root, **options)
+        proxy.answer = lambda method, path: None
+        with pytest.raises(cairn.Error, match="restore_from s3://misspelt/run: ") as misspelt:
+            cairn.Checkpointer(root, restore_from="s3://misspelt/run", **HOST_MEMORY)
+        with cairn.Checkpointer(root, **options) as checkpointer:
+            found = checkpointer.restore(tree(0))
+
+    assert not isinstance(refused.value, cairn.NotFound) and SECRET not in str(refused.value)
+    assert not isinstance(misspelt.value, cairn.NotFound)
+    assert found["step"] == 1 and torch.equal(found["weight"], tree(1)["weight"])
+
+
 def test_the_documented_reader_reads_a_bucket_without_cairn(
     server: servers.Server, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
