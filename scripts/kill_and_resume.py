@@ -3,6 +3,7 @@
 
 The last line is "demo: PASS" or "demo: FAIL". Installs and builds first what is missing: torch, unless
 python3 has it, and about eight CPU minutes of compiling (an estimate). Then it takes two minutes.
+`scripts/demo mirror` loses the disk instead, and goes on from a bucket: see its --help.
 Exit status: 0 PASS, 1 FAIL, 2 invalid arguments. scripts/demo calls this; it needs only Python's standard library.
 """
 

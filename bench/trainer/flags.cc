@@ -45,7 +45,8 @@ std::vector<std::pair<std::string, std::string>> SharedFlags(const Flags& flags)
           {"--device", flags.device},
           {"--checkpoint-dir", flags.checkpoint_dir},
           {"--every", std::to_string(flags.every)},
-          {"--resume", flags.resume ? "given" : "not given"}};
+          {"--resume", flags.resume ? "given" : "not given"},
+          {"--restore-from", flags.restore_from}};
 }
 
 std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
@@ -123,6 +124,19 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
   app.add_option("--keep", flags.keep, "Checkpoints to keep, 0 for all")->capture_default_str();
+  app.add_option("--mirror", flags.mirror,
+                 "Keep copies at this directory, s3://BUCKET/PREFIX, gs://, az:// or rclone:REMOTE:PATH")
+      ->needs("--checkpoint-dir");
+  app.add_option("--mirror-every", flags.mirror_every, "Of steps divisible by N only")
+      ->check(CLI::PositiveNumber)
+      ->needs("--mirror")
+      ->capture_default_str();
+  app.add_option("--mirror-keep", flags.mirror_keep, "Copies to keep there, 0 for all")
+      ->needs("--mirror")
+      ->capture_default_str();
+  app.add_option("--restore-from", flags.restore_from,
+                 "If there is no checkpoint to resume from, bring the newest one from this mirror")
+      ->needs("--resume");
   app.add_option("--grace", flags.grace_seconds,
                  "Seconds after the first signal within which the last checkpoint must be durable")
       ->check(CLI::Range(0.0, 1e6))

@@ -43,6 +43,11 @@ struct Flags {
   std::uint64_t host_memory_bytes = std::uint64_t{1} << 30;
   std::uint64_t keep = 3;
   double grace_seconds = 30;
+  /// If empty, there is no mirror.
+  std::string mirror;
+  std::uint64_t mirror_every = 1;
+  std::uint64_t mirror_keep = 0;
+  std::string restore_from;
 
   /// If empty, no report is written.
   std::string report;

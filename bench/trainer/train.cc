@@ -58,7 +58,11 @@ std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags, const 
                          .keep_last = flags.keep,
                          .max_in_flight = flags.in_flight,
                          .on_event = PrintEvent,
+                         .restore_from = flags.restore_from,
                          .host_memory_bytes = flags.host_memory_bytes};
+  if (!flags.mirror.empty()) {
+    options.mirrors = {{.target = flags.mirror, .every = flags.mirror_every, .keep_last = flags.mirror_keep}};
+  }
   if (ranks != nullptr) {
     options.group = ranks->MakeGroup(flags.checkpoint_dir);
     options.group_timeout = ranks->patience();
