@@ -22,7 +22,8 @@
 //    is new, or a spare of this rank (see 6), whose blocks count as free. A spare is opened and claimed (a regular file
 //    of this user with one name and a write lease on it, so nobody else has it open or mapped), renamed into the
 //    attempt, and checked again; then its first block is zeroed and the lease released. If a check fails, or somebody
-//    opened it meanwhile, it is unlinked and a new file created. Until the commit nobody reads it, like every file of
+//    opened it meanwhile, it is unlinked and a new file created. Forked children close it: one that lives long would
+//    keep it from being a spare again. Until the commit nobody reads it, like every file of
 //    an attempt: its old bytes are no loss, and no old header precedes new data. What has not changed since a
 //    committed checkpoint is in a second file of the rank, the kept file. It is linked from a descriptor of
 //    that checkpoint's file, which this process holds, so it is that very file whatever its names have become. Where it
@@ -289,11 +290,11 @@ IoTask<Status> Attempt::MakeFiles() {
   CAIRN_CO_RETURN_IF_ERROR(co_await spec_.folder->Make());
   if (spare_.claimed()) shard_.MayExist();
   CAIRN_CO_RETURN_IF_ERROR(co_await spare_.TakeOver(shard_.fd(), shard_.path()));
+  if (!recycled()) CAIRN_CO_RETURN_IF_ERROR(co_await shard_.Make());
+  shard_.HideFromChildren();
   if (recycled()) {
     CAIRN_CO_RETURN_IF_ERROR(co_await shard_.WriteAt(0, kZeros));
     ReleaseLease(shard_.fd());
-  } else {
-    CAIRN_CO_RETURN_IF_ERROR(co_await shard_.Make());
   }
   CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(shard_));
   if (kept_) {

@@ -145,11 +145,16 @@ IoTask<Status> AttemptFile::Fsync() {
   tasks.push_back(io::FsyncTask(fd_, path().text()));
   tasks.push_back(io::OnThread(path().text(), [this] { return CheckShard(); }));
   CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(tasks)));
+  co_return co_await Close();
+}
+
+IoTask<Status> AttemptFile::Close() {
+  hidden_.reset();
   co_return co_await io::Close(fd_, path().text());
 }
 
 IoTask<Status> AttemptFile::Remove() {
-  Status first = co_await io::Close(fd_, path().text());
+  Status first = co_await Close();
   if (!made_) co_return first;
   IoResult removed = co_await io::Unlink(path());
   if (first.ok() && removed.error != ENOENT) first = removed.status;

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/bytes.h"
 #include "base/unique_fd.h"
 #include "cairn/status.h"
 #include "io/io_task.h"
+#include "store/locks.h"
 
 namespace cairn {
 
@@ -37,6 +39,8 @@ class AttemptFile {
   [[nodiscard]] std::uint64_t laid_out() const { return laid_out_; }
   [[nodiscard]] bool direct() const { return direct_ != Direct::kRefused; }
   [[nodiscard]] std::uint64_t bytes_written() const { return bytes_written_; }
+  /// While it is open. A child that lives long would keep its blocks, and nobody could write over them.
+  void HideFromChildren() { hidden_.emplace(fd_); }
   [[nodiscard]] Status CheckSize() const;
   [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
 
@@ -58,7 +62,7 @@ class AttemptFile {
                       std::span<const std::uint32_t> sums);
   /// Fsyncs and closes it. Corrupt if the name no longer leads to this very file at its full length.
   IoTask<Status> Fsync();
-  IoTask<Status> Close() { return io::Close(fd_, path().text()); }
+  IoTask<Status> Close();
   /// Closes it, and unlinks it if it may exist. Best effort: the first error.
   IoTask<Status> Remove();
 
@@ -75,6 +79,7 @@ class AttemptFile {
   bool made_ = false;
   std::uint64_t bytes_written_ = 0;
   UniqueFd fd_;
+  std::optional<HiddenFromChildren> hidden_;
 };
 
 }  // namespace cairn

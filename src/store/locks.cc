@@ -70,14 +70,14 @@ class OwnDescriptors {
     leaving_.push_back(fd.get());
   }
   /// Of a descriptor that a child may have all the same if it is forked just now.
-  void Add(const UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
+  void Add(int fd) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    fds_.push_back(fd.get());
+    fds_.push_back(fd);
   }
   /// False in a forked child, which has closed it.
-  [[nodiscard]] bool Remove(const UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
+  bool Remove(int fd) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    return std::erase(fds_, fd.get()) != 0;
+    return std::erase(fds_, fd) != 0;
   }
   void Close(UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -139,13 +139,17 @@ std::optional<bool> LockedThroughAnother(const UniqueFd& fd) {
 }  // namespace
 
 std::shared_ptr<const UniqueFd> HideFromChildren(UniqueFd fd) {
-  OwnDescriptors::Get().Add(fd);
+  OwnDescriptors::Get().Add(fd.get());
   return std::shared_ptr<UniqueFd>(new UniqueFd(std::move(fd)), [](UniqueFd* hidden) {
-    if (!OwnDescriptors::Get().Remove(*hidden)) static_cast<void>(hidden->Release());
+    if (!OwnDescriptors::Get().Remove(hidden->get())) static_cast<void>(hidden->Release());
     // Not under the lock: closing the last descriptor of a file that has no name any more may take long.
     delete hidden;
   });
 }
+
+HiddenFromChildren::HiddenFromChildren(const UniqueFd& fd) : fd_(fd.get()) { OwnDescriptors::Get().Add(fd_); }
+
+HiddenFromChildren::~HiddenFromChildren() { OwnDescriptors::Get().Remove(fd_); }
 
 Result<WriterLock> WriterLock::Open(const PathAt& path, int more_flags, unsigned file_mode) {
   CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, OwnDescriptors::Get().Open(path, more_flags, file_mode));

@@ -104,6 +104,17 @@ class ReadLock {
 /// An open descriptor that forked children close at once: a data-loader worker would otherwise keep the blocks of a
 /// removed file for as long as it lives.
 [[nodiscard]] std::shared_ptr<const UniqueFd> HideFromChildren(UniqueFd fd);
+/// The same of a descriptor that stays another's, who ends this before closing it.
+class HiddenFromChildren {
+ public:
+  explicit HiddenFromChildren(const UniqueFd& fd);
+  ~HiddenFromChildren();
+  HiddenFromChildren(const HiddenFromChildren&) = delete;
+  HiddenFromChildren& operator=(const HiddenFromChildren&) = delete;
+
+ private:
+  const int fd_;
+};
 
 /// The processes that lock the file, from /proc/locks: "process 12", or a note that none is visible.
 [[nodiscard]] std::string DescribeHolders(const PathAt& file);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +24,7 @@
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
 #include "store/locks.h"
+#include "support/forked.h"
 #include "support/small_run.h"
 #include "testing/rate_limited_queue.h"
 #include "testing/temp_dir.h"
@@ -83,6 +85,26 @@ TEST_P(Recycle, SteadySavesOverwriteRetiredFiles) {
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
   ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
   EXPECT_EQ(checkpointer->stats().shards_recycled, 4U) << "all but the first two";
+  EXPECT_EQ(checkpointer->stats().not_recycled_reason, "");
+  EXPECT_EQ(Shards(), 2) << "keep_last and one more";
+}
+
+// Like a loader's worker, which lives long.
+TEST_P(Recycle, AForkedChildHoldsNoFile) {
+  const auto plan = FaultPlan::Make();
+  const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(KeepingOne(), Through(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  const FaultGate gate = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const auto state = SmallState(1);
+  const auto save = checkpointer->Save(1, state->state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  const Forked child([](const Say&) { return ::pause(); });
+
+  gate.Release();
+  ASSERT_EQ(save->WaitDurable(Soon()), Status::Ok());
+  SaveOneByOne(*checkpointer, 2, 5);
   EXPECT_EQ(checkpointer->stats().not_recycled_reason, "");
   EXPECT_EQ(Shards(), 2) << "keep_last and one more";
 }
