@@ -88,6 +88,8 @@ class Search {
 
   [[nodiscard]] int rank() const { return shared_.group.rank(); }
   [[nodiscard]] bool chooses() const { return rank() == 0; }
+  /// Of what was chosen without fallback: the same checkpoint elsewhere.
+  [[nodiscard]] bool has_copy() const { return next_ < candidates_.size(); }
   [[nodiscard]] bool alone() const { return shared_.group.size() == 1; }
   [[nodiscard]] std::string Key(const char* kind) const { return fmt::format("{}/{}", kind, round_); }
   [[nodiscard]] static Status Cancelled() { return {StatusCode::kCancelled, "the restore was cancelled"}; }
@@ -148,7 +150,7 @@ std::optional<Result<Restored>> Search::Run() {
       continue;
     }
     PassOver(choice, verdict);
-    if (!shared_.selector.fall_back()) return *first_failure_;
+    if (!shared_.selector.fall_back() && !has_copy()) return *first_failure_;
   }
 }
 
@@ -167,7 +169,7 @@ Result<ChoiceMessage> Search::ChooseNext() {
   while (true) {
     if (candidates_.empty()) {
       CAIRN_RETURN_IF_ERROR(PauseBeforeChoice());
-      CAIRN_ASSIGN_OR_RETURN(candidates_, ChooseCheckpoints(shared_.root, shared_.selector));
+      CAIRN_ASSIGN_OR_RETURN(candidates_, ChooseCheckpoints(shared_.root, shared_.selector, shared_.parts.memory));
       next_ = 0;
     }
     if (next_ == candidates_.size()) return *first_failure_;
@@ -362,7 +364,7 @@ void Search::PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict
       .step = choice.step, .attempt = choice.attempt, .path = choice.path, .status = choice.refusal};
   damaged_.emplace(info.path, info.attempt);
   if (shared_.parts.on_damaged) shared_.parts.on_damaged(info);
-  if (!shared_.selector.fall_back()) return;
+  if (!shared_.selector.fall_back() && !has_copy()) return;
   const std::string who = alone() ? "" : fmt::format("rank {}: ", verdict.rank);
   passed_over_.push_back(fmt::format("{}: {}{}", choice.path, who, verdict.status.message()));
   if (!shared_.parts.on_event) return;

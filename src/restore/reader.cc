@@ -35,9 +35,16 @@ Status UseChosen(const RestoreParts& parts, const std::string& root, const Selec
   Status status;
   for (int times = 0;; ++times) {
     CAIRN_RETURN_IF_ERROR(PauseBeforeChoice(times, status));
-    CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, selector));
-    status = use(candidates.front());
-    if (status.code() == StatusCode::kCorrupt && parts.on_damaged) parts.on_damaged(candidates.front().info);
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates,
+                           ChooseCheckpoints(root, selector, parts.memory));
+    const std::string& attempt = candidates.front().info.attempt;
+    for (const StoredCheckpoint& one : candidates) {
+      const bool copy = !attempt.empty() && one.info.attempt == attempt;
+      if (&one != &candidates.front() && !copy) break;
+      status = use(one);
+      if (status.code() != StatusCode::kCorrupt) break;
+      if (parts.on_damaged) parts.on_damaged(one.info);
+    }
     if (status.code() != StatusCode::kNotFound) return status;
   }
 }
@@ -238,9 +245,12 @@ Status VerifySelected(const RestoreParts& parts, const std::string& root, const 
                    [&](const StoredCheckpoint& chosen) { return VerifyCheckpoint(parts, chosen, progress); });
 }
 
-Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector) {
+Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector,
+                                          const MemoryPlace& memory) {
   CheckpointDetails details;
-  CAIRN_RETURN_IF_ERROR(UseChosen({}, root, selector, [&](const StoredCheckpoint& chosen) -> Status {
+  RestoreParts parts;
+  parts.memory = memory;
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, [&](const StoredCheckpoint& chosen) -> Status {
     CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(chosen));
     return Status::Ok();
   }));

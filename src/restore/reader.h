@@ -34,6 +34,8 @@ struct RestoreParts {
   int world = 1;
   /// How many ranks of this node may read the same bytes.
   std::uint64_t ranks_of_node = 1;
+  /// The root's other place: see ChooseCheckpoints.
+  MemoryPlace memory = {};
   /// What inspections leave for restores. May be null.
   KeptHeader* kept = nullptr;
   /// The shard with this rank's number is this rank's: it is read first, and its values are returned. False if another
@@ -75,7 +77,8 @@ struct RestoreParts {
 /// choose.
 [[nodiscard]] Status VerifySelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
                                     const Progress& progress);
-[[nodiscard]] Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector);
+[[nodiscard]] Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector,
+                                                        const MemoryPlace& memory = {});
 [[nodiscard]] Result<CheckpointDetails> InspectSelected(const RestoreParts& parts, const std::string& root,
                                                         const Selector& selector, const InspectPart& part);
 [[nodiscard]] Result<Chosen> ChooseSelected(const RestoreParts& parts, const std::string& root,

@@ -120,7 +120,7 @@ bool CannotLink(int error) {
 Attempt::Attempt(IoQueue& queue, AttemptSpec spec)
     : queue_(queue),
       spec_(std::move(spec)),
-      spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled),
+      spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled, spec_.mapped),
       shard_(FileSpec(ShardName(spec_.shard), spec_.file_bytes)) {
   if (spec_.kept) kept_.emplace(FileSpec(spec_.kept->name, spec_.kept->bytes));
 }
@@ -187,6 +187,11 @@ void Attempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "Write");
   if (refusal.ok()) refusal = shard_.CheckRange(offset, memory);
   Run(std::move(refusal), shard_.Write(offset, memory), Stage::kWriting, std::move(done));
+}
+
+Result<std::shared_ptr<MappedFile>> Attempt::MapShard() {
+  CAIRN_RETURN_IF_ERROR(Admit(Stage::kWriting, "MapShard"));
+  return spec_.mapped->Map(shard_.path(), shard_.fd(), shard_.laid_out());
 }
 
 void Attempt::WriteKept(std::uint64_t offset, Bytes memory, StatusDone done) {
@@ -284,6 +289,9 @@ IoTask<Status> Attempt::BeginTask() {
 
 IoTask<Status> Attempt::MakeFiles() {
   CAIRN_CO_RETURN_IF_ERROR(co_await spare_.Claim(shard_.fd()));
+  if (spec_.only_spares && !spare_.claimed()) {
+    co_return Error(StatusCode::kNoSpace, "{}: no slot is free under {}", shard_.path(), root());
+  }
   CAIRN_CO_RETURN_IF_ERROR(shard_.CheckSize());
   if (kept_) CAIRN_CO_RETURN_IF_ERROR(kept_->CheckSize());
   CAIRN_CO_RETURN_IF_ERROR(co_await MakeRoom());

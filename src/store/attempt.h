@@ -17,6 +17,7 @@
 #include "store/attempt_file.h"
 #include "store/attempt_folder.h"
 #include "store/commit.h"
+#include "store/mapped_file.h"
 #include "store/spare.h"
 #include "store/writer.h"
 
@@ -66,6 +67,10 @@ struct AttemptSpec {
   /// How many spare folders to search for a file of this rank to overwrite.
   std::uint64_t spare_folders = 0;
   OnNotRecycled not_recycled;
+  /// Begin makes no new file: NoSpace if no spare can be taken.
+  bool only_spares = false;
+  /// For a root in memory: see MapShard. Outlives the attempt.
+  MappedFiles* mapped = nullptr;
   /// Gets the bytes that Begin finds free on the filesystem. May be null.
   std::atomic<std::int64_t>* free_bytes = nullptr;
 };
@@ -93,6 +98,8 @@ class Attempt {
   /// it. Corrupt if a copied block has another checksum. If this ends with NoSpace, nothing of it is left, and it may
   /// be called again. While it is in flight there may be calls of Write.
   void RenewKept(KeptSpec kept, KeptCopy copy, StatusDone done);
+  /// Instead of Write, with AttemptSpec::mapped: maps the shard, header and padded tail included. Blocking.
+  [[nodiscard]] Result<std::shared_ptr<MappedFile>> MapShard();
   /// The same as Write into a kept file that is not linked; `header` is what sealing writes into it.
   void WriteKept(std::uint64_t offset, Bytes memory, StatusDone done);
   void SetKeptHeader(Bytes header) { kept_header_ = header; }

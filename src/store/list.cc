@@ -279,18 +279,85 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   return list;
 }
 
-Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
-  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
+namespace {
+
+/// What is in memory, of this root. Damaged manifests only where the disk has no whole checkpoint of the step.
+std::vector<StoredCheckpoint> ListMemory(const MemoryPlace& memory, const std::vector<StoredCheckpoint>& on_disk) {
+  Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(memory.path);
+  if (!list.ok()) return {};  // Removed meanwhile: then it has nothing that the disk has not.
+  std::erase_if(*list, [&](const StoredCheckpoint& one) {
+    if (Verified(one)) return one.info.root != memory.root;
+    return std::ranges::any_of(on_disk,
+                               [&](const auto& other) { return Verified(other) && other.info.step == one.info.step; });
+  });
+  return *std::move(list);
+}
+
+/// Those of both, newest first; of the same checkpoint the copy in memory first.
+Result<std::vector<StoredCheckpoint>> ListBoth(const PathAt& root, const MemoryPlace& memory) {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(root));
+  std::vector<StoredCheckpoint> in_memory = ListMemory(memory, list);
+  // Behind those of the disk, and then reversed.
+  list.insert(list.end(), std::make_move_iterator(in_memory.begin()), std::make_move_iterator(in_memory.end()));
+  std::ranges::stable_sort(list, Older);
+  std::ranges::reverse(list);
+  return list;
+}
+
+Result<std::vector<StoredCheckpoint>> ChooseOfBoth(const PathAt& root, const Selector& selector,
+                                                   const MemoryPlace& memory) {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListBoth(root, memory));
+  if (selector.step()) {
+    const auto wanted = [&](const StoredCheckpoint& one) { return one.info.step == *selector.step(); };
+    const auto whole = std::ranges::find_if(list, [&](const auto& one) { return wanted(one) && Verified(one); });
+    const auto first = whole != list.end() ? whole : std::ranges::find_if(list, wanted);
+    if (first == list.end()) return NoSuchStep(root, *selector.step());
+    // Only the step of a damaged checkpoint is known.
+    const StoredCheckpoint from = *first;
+    std::erase_if(list, [&](const StoredCheckpoint& one) {
+      if (wanted(one)) return one.info.attempt != from.info.attempt;
+      return Verified(one) && Verified(from) ? !Older(one, from) : one.info.step > from.info.step;
+    });
+    std::stable_partition(list.begin(), list.end(), wanted);
+  }
+  if (list.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", root);
+  if (selector.fall_back()) return list;
+  if (!Verified(list.front())) return list.front().info.status;
+  std::erase_if(list, [attempt = list.front().info.attempt](const auto& one) { return one.info.attempt != attempt; });
+  return list;
+}
+
+}  // namespace
+
+Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root, const MemoryPlace& memory) {
+  if (memory.path.empty()) return ListCheckpoints(root);
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> both, ListBoth(root, memory));
+  std::ranges::reverse(both);
+  std::vector<StoredCheckpoint> list;
+  for (StoredCheckpoint& one : both) {
+    // The disk's comes first.
+    const bool twice = Verified(one) && std::ranges::any_of(list, [&](const StoredCheckpoint& other) {
+                         return other.info.step == one.info.step && other.info.attempt == one.info.attempt;
+                       });
+    if (!twice) list.push_back(std::move(one));
+  }
+  return list;
+}
+
+Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root, const MemoryPlace& memory) {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root, memory));
   std::vector<CheckpointInfo> infos;
   for (StoredCheckpoint& one : stored) infos.push_back(std::move(one.info));
   return infos;
 }
 
-Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector) {
+Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector,
+                                                        const MemoryPlace& memory) {
   if (!selector.folder().empty()) {
     CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(selector.folder()));
     return std::vector{std::move(checkpoint)};
   }
+  if (!memory.path.empty()) return ChooseOfBoth(root, selector, memory);
   std::optional<StoredCheckpoint> first;
   if (selector.step()) {
     CAIRN_ASSIGN_OR_RETURN(first, ReadStep(root, *selector.step()));

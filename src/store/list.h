@@ -26,12 +26,23 @@ struct StoredCheckpoint {
 
 /// As far as its manifest describes it, which has so many bytes: without where it lies, pins and marks.
 [[nodiscard]] StoredCheckpoint DescribeManifest(Manifest manifest, std::uint64_t bytes);
+
+/// Where a root's newest checkpoints may be as well: its root in memory.
+struct MemoryPlace {
+  /// Empty: there is none.
+  std::string path = {};
+  /// The root's id. What is of another is not looked at.
+  std::string root = {};
+};
+
 /// Lists step-*: checkpoints whose manifests verify by {line, step}, oldest first, then damaged ones by step.
 /// Takes no lock and writes nothing; reads long lists on several threads. NotFound if the root is missing. Skips
 /// folders that retention removes meanwhile.
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root);
+/// The same, with what only the place in memory has, in the same order.
+[[nodiscard]] Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root, const MemoryPlace& memory);
 /// The same without the manifests.
-[[nodiscard]] Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root);
+[[nodiscard]] Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root, const MemoryPlace& memory = {});
 /// One folder, anywhere. An error if its manifest does not verify or its step differs from the one in the folder's
 /// name.
 [[nodiscard]] Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder);
@@ -50,7 +61,11 @@ struct StoredCheckpoint {
 ///
 /// Without fallback: one verified candidate or an error. With fallback: damaged checkpoints are listed too, to be
 /// reported as skipped; info.status says why. From a given step, only older ones are candidates.
-[[nodiscard]] Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector);
+///
+/// With a place in memory, over both: of a checkpoint that is in both, the copy in memory comes first, and is followed
+/// by the other one, also without fallback.
+[[nodiscard]] Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector,
+                                                                      const MemoryPlace& memory = {});
 
 /// Checks the shards of the newest checkpoints outside `doomed`, until `enough` are good, and the others are that
 /// ChooseRetired keeps: others are removed because of them, so a manifest alone is not enough. A bad one gets its

@@ -86,7 +86,7 @@ void FolderRemoval::PickSpares() {
   if (place_.empty()) return;
   std::erase_if(files_, [&](const std::string& name) {
     if (!wanted.contains(name)) return false;
-    const Status status = CheckRecyclable(JoinPath(folder_, name), policy_.file_mode);
+    const Status status = CheckRecyclable(JoinPath(folder_, name), policy_.file_mode, policy_.mapped);
     if (status.ok()) {
       spares_.push_back(name);
     } else if (policy_.not_recycled) {
@@ -388,7 +388,8 @@ Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64
 IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept) {
   std::vector<FolderEntry> found;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
-  CAIRN_CO_RETURN_IF_ERROR(co_await FindUnnamed(root, found, swept));
+  // In memory no rename is lost.
+  if (spares.mapped == nullptr) CAIRN_CO_RETURN_IF_ERROR(co_await FindUnnamed(root, found, swept));
   const std::string unnamed = swept.unnamed ? swept.unnamed->folder : std::string();
   std::erase_if(found, [&](const FolderEntry& entry) { return !IsLeftover(entry.name) || entry.name == unnamed; });
   // Spares first, so that they keep their folders.

@@ -104,8 +104,8 @@ struct Swept {
 };
 /// Removes what crashed saves and removals left in the root: retired folders, including attempts that Root::Open has
 /// renamed, spares, and what mirrors held that were killed. Files that the policy selects become or stay spares. A
-/// complete attempt (see FindUnnamedAttempt) stays if the disk has room for it and a new one. Only for the writer that
-/// holds the root's lock, after an fsync of the root.
+/// complete attempt (see FindUnnamedAttempt) stays, on a disk, if that has room for it and a new one. Only for the
+/// writer that holds the root's lock, after an fsync of the root.
 IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept);
 using SweepDone = std::function<void(Swept swept)>;
 /// The same. On the queue's thread; `done` comes once, never from within the call.

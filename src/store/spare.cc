@@ -38,15 +38,23 @@ Status CheckFile(const UniqueFd& fd, const std::string& path, unsigned file_mode
 
 }  // namespace
 
-Status CheckRecyclable(const PathAt& path, unsigned file_mode) {
-  const UniqueFd fd(::openat(path.directory(), path.c_str(), kOpenFlags | O_CLOEXEC));
+Status CheckRecyclable(const PathAt& path, unsigned file_mode, const MappedFiles* mapped) {
+  UniqueFd fd = mapped != nullptr ? mapped->Open(path) : UniqueFd();
+  if (!fd.valid()) fd = UniqueFd(::openat(path.directory(), path.c_str(), kOpenFlags | O_CLOEXEC));
+  // tmpfs before Linux 6.6.
+  if (!fd.valid() && errno == EINVAL) {
+    fd = UniqueFd(::openat(path.directory(), path.c_str(), (kOpenFlags & ~O_DIRECT) | O_CLOEXEC));
+  }
   if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
   CAIRN_RETURN_IF_ERROR(CheckFile(fd, path.text(), file_mode));
-  return TakeLease(fd, path.text());  // Given back with the descriptor.
+  Status alone = TakeLease(fd, path.text());
+  ReleaseLease(fd);  // Not always with the descriptor: a mapping's goes on.
+  return alone;
 }
 
-Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned mode, OnNotRecycled not_recycled)
-    : name_(std::move(name)), file_mode_(mode), not_recycled_(std::move(not_recycled)) {
+Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned mode, OnNotRecycled not_recycled,
+             const MappedFiles* mapped)
+    : name_(std::move(name)), file_mode_(mode), not_recycled_(std::move(not_recycled)), mapped_(mapped) {
   // Removals fill the first folders first, so search from the last.
   for (std::uint64_t number = folders; number-- > 0;) folders_.push_back(JoinPath(root, SpareName(number)));
 }
@@ -78,6 +86,19 @@ Status Spare::CheckClaimed(const UniqueFd& fd) {
   return Status::Ok();
 }
 
+IoTask<IoResult> Spare::Open(UniqueFd& fd) {
+  if (mapped_ != nullptr) {
+    static_cast<void>(co_await io::OnThread(path_.text(), [this, &fd] {
+      fd = mapped_->Open(path_);
+      return Status::Ok();
+    }));
+    if (fd.valid()) co_return IoResult();
+  }
+  IoResult found = co_await io::Open(path_, kOpenFlags, fd);
+  if (found.error == EINVAL) found = co_await io::Open(path_, kOpenFlags & ~O_DIRECT, fd);
+  co_return found;
+}
+
 IoTask<Status> Spare::Claim(UniqueFd& fd) {
   if (folders_.empty()) co_return Status::Ok();
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folders_.front().text(), [this] { return FindFolders(); }));
@@ -90,7 +111,7 @@ IoTask<Status> Spare::Claim(UniqueFd& fd) {
       if (opened.error != ENOENT) ReportNotRecycled(opened.status);
       continue;
     }
-    IoResult found = co_await io::Open(path_, kOpenFlags, fd);
+    IoResult found = co_await Open(fd);
     if (found.error == ENOENT) continue;
     Status claimed = std::move(found.status);
     if (claimed.ok()) claimed = co_await io::OnThread(path_.text(), [this, &fd] { return CheckClaimed(fd); });

@@ -8,6 +8,7 @@
 #include "base/unique_fd.h"
 #include "cairn/status.h"
 #include "io/io_task.h"
+#include "store/mapped_file.h"
 
 namespace cairn {
 
@@ -27,17 +28,20 @@ struct SparePolicy {
   /// A spare may not have more permissions than this.
   unsigned file_mode = 0644;
   OnNotRecycled not_recycled;
+  /// Those of this root. Null: none are.
+  const MappedFiles* mapped = nullptr;
 };
 
 /// Whether a file that no checkpoint uses may become a spare, that is, only this writer can see what is written into
-/// it: a regular file of this user, no permissions beyond `file_mode`, one name, and open nowhere else.
-[[nodiscard]] Status CheckRecyclable(const PathAt& path, unsigned file_mode);
+/// it: a regular file of this user, no permissions beyond `file_mode`, one name, and open nowhere else (but `mapped`).
+[[nodiscard]] Status CheckRecyclable(const PathAt& path, unsigned file_mode, const MappedFiles* mapped = nullptr);
 
 /// One rank's spare while it is taken into an attempt. Outlives the tasks.
 class Spare {
  public:
   /// Searches the first `folders` spare folders of the root for the rank's `name`.
-  Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, OnNotRecycled not_recycled);
+  Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, OnNotRecycled not_recycled,
+        const MappedFiles* mapped);
 
   /// Opens and claims one, into `fd`. Never fails: a rejected one is unlinked, and the next is tried.
   IoTask<Status> Claim(UniqueFd& fd);
@@ -66,11 +70,13 @@ class Spare {
   };
   void ReportNotRecycled(const Status& why) const;
   [[nodiscard]] Status FindFolders();
+  IoTask<IoResult> Open(UniqueFd& fd);
   [[nodiscard]] Status CheckClaimed(const UniqueFd& fd);
 
   const std::string name_;
   const unsigned file_mode_;
   const OnNotRecycled not_recycled_;
+  const MappedFiles* const mapped_;
   std::vector<PathAt> folders_;
   Room room_;
   Stage stage_ = Stage::kNone;

@@ -1,0 +1,174 @@
+#include "store/memory_folder.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <mntent.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "base/human.h"
+#include "base/memory_limit.h"
+#include "base/status_macros.h"
+#include "store/names.h"
+#include "store/paths.h"
+#include "store/space.h"
+
+namespace cairn {
+namespace {
+
+constexpr mode_t kSlotMode = 0600;
+constexpr mode_t kOwnMode = 0700;
+constexpr std::uint64_t kBlockOfStat = 512;  // The unit of st_blocks.
+
+Status CheckOwn(const std::string& path) {
+  struct stat found {};
+  if (::lstat(path.c_str(), &found) != 0) return ErrnoStatus(errno, "looking at " + path);
+  if (S_ISDIR(found.st_mode) && found.st_uid == ::geteuid() && (found.st_mode & 077U) == 0) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition,
+               "memory_root: expected {} to be a folder of user {} with mode 0700, found {} of user {} with mode {:#o}",
+               path, ::geteuid(), S_ISDIR(found.st_mode) ? "a folder" : "something else", found.st_uid,
+               found.st_mode & 07777U);
+}
+
+std::string FolderIn(const std::string& memory_root, const std::string& root_id) {
+  return memory_root + (memory_root.ends_with('/') ? "" : "/") + "cairn-" + root_id;
+}
+
+struct Slot {
+  PathAt path;
+  std::uint64_t allocated = 0;
+  // Of no checkpoint: it may be extended now.
+  bool spare = false;
+};
+
+Result<std::vector<Slot>> FindSlots(const PathAt& root) {
+  std::vector<Slot> slots;
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(root));
+  for (const FolderEntry& entry : entries) {
+    if (!entry.directory || (!IsSpareName(entry.name) && !ParseStepName(entry.name))) continue;
+    const PathAt path = JoinPath(JoinPath(root, entry.name), ShardName(0));
+    struct stat found {};
+    if (::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    slots.push_back(
+        {path, static_cast<std::uint64_t>(found.st_blocks) * kBlockOfStat, /*spare=*/IsSpareName(entry.name)});
+  }
+  return slots;
+}
+
+/// Of memory that is free, some stays free: training needs more than it has at this moment.
+Status CheckMemory(const PathAt& root, std::uint64_t slots, std::uint64_t bytes, std::uint64_t missing) {
+  const std::string needs =
+      fmt::format("{} slots of {} in memory need {} more", slots, HumanBytes(bytes), HumanBytes(missing));
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(root));
+  if (free && *free < missing) {
+    return Error(StatusCode::kNoSpace, "{}, and the tmpfs of {} has {}: a larger one is needed", needs, root,
+                 HumanBytes(*free));
+  }
+  const std::uint64_t available = FindMemory().available;
+  if (available == 0 || missing <= available - available / 16) return Status::Ok();
+  const std::optional<MemoryLimit> limit = FindMemoryLimit();
+  const bool of_group = limit && limit->available <= available;
+  return Error(StatusCode::kNoSpace, "{}, and {} has {} available, of which a sixteenth stays free", needs,
+               of_group ? limit->file : "the machine", HumanBytes(available));
+}
+
+Status Extend(const PathAt& path, int more_flags, std::uint64_t bytes) {
+  const UniqueFd fd(
+      ::openat(path.directory(), path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more_flags, kSlotMode));
+  if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
+  int error = 0;
+  do {
+    error = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  return error == 0 ? Status::Ok() : ErrnoStatus(error, fmt::format("allocating {} bytes of {}", bytes, path));
+}
+
+Status MakeSlot(const PathAt& folder, std::uint64_t bytes) {
+  if (::mkdirat(folder.directory(), folder.c_str(), kOwnMode) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "creating " + folder.text());
+  }
+  const PathAt path = JoinPath(folder, ShardName(0));
+  Status made = Extend(path, O_CREAT | O_EXCL, bytes);
+  if (!made.ok()) {
+    ::unlinkat(path.directory(), path.c_str(), 0);
+    ::unlinkat(folder.directory(), folder.c_str(), AT_REMOVEDIR);
+  }
+  return made;
+}
+
+}  // namespace
+
+Status CheckMemoryRoot(const std::string& memory_root) {
+  struct statfs found {};
+  if (::statfs(memory_root.c_str(), &found) != 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "memory_root: expected a folder on tmpfs, such as /dev/shm, found {}: {}", memory_root,
+                 ErrnoStatus(errno, "looking at it").message());
+  }
+  if (found.f_type != TMPFS_MAGIC) {
+    return Error(StatusCode::kInvalidArgument,
+                 "memory_root: expected a folder on tmpfs, such as /dev/shm, found {}, on another filesystem ({:#x})",
+                 memory_root, found.f_type);
+  }
+  return Status::Ok();
+}
+
+Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::string& root_id) {
+  std::string path = FolderIn(memory_root, root_id);
+  if (::mkdir(path.c_str(), kOwnMode) != 0 && errno != EEXIST) return ErrnoStatus(errno, "creating " + path);
+  CAIRN_RETURN_IF_ERROR(CheckOwn(path));
+  return path;
+}
+
+std::string FindMemoryFolder(const std::string& root_id) {
+  const std::unique_ptr<FILE, decltype(&::endmntent)> mounts(::setmntent("/proc/self/mounts", "re"), &::endmntent);
+  if (root_id.empty() || mounts == nullptr) return {};
+  struct mntent entry {};
+  std::array<char, 4096> text{};
+  while (::getmntent_r(mounts.get(), &entry, text.data(), static_cast<int>(text.size())) != nullptr) {
+    if (std::string_view(entry.mnt_type) != "tmpfs") continue;
+    std::string path = FolderIn(entry.mnt_dir, root_id);
+    if (CheckOwn(path).ok()) return path;
+  }
+  return {};
+}
+
+Status AllocateSlots(const PathAt& root, std::uint64_t slots, std::uint64_t bytes) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Slot> found, FindSlots(root));
+  std::uint64_t missing = bytes * (slots - std::min<std::uint64_t>(slots, found.size()));
+  for (const Slot& slot : found) missing += bytes - std::min(bytes, slot.allocated);
+  CAIRN_RETURN_IF_ERROR(CheckMemory(root, slots, bytes, missing));
+  std::set<std::string> taken;
+  for (const Slot& slot : found) {
+    taken.insert(slot.path.text());
+    if (slot.spare && slot.allocated < bytes) CAIRN_RETURN_IF_ERROR(Extend(slot.path, 0, bytes));
+  }
+  std::vector<PathAt> made;
+  Status status;
+  for (std::uint64_t number = 0; status.ok() && found.size() + made.size() < slots && number < slots; ++number) {
+    const PathAt folder = JoinPath(root, SpareName(number));
+    if (taken.contains(JoinPath(folder, ShardName(0)).text())) continue;
+    status = MakeSlot(folder, bytes);
+    if (status.ok()) made.push_back(folder);
+  }
+  for (const PathAt& folder : made) {
+    if (status.ok()) break;
+    const PathAt path = JoinPath(folder, ShardName(0));
+    ::unlinkat(path.directory(), path.c_str(), 0);
+    ::unlinkat(folder.directory(), folder.c_str(), AT_REMOVEDIR);
+  }
+  return status;
+}
+
+}  // namespace cairn

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cairn/status.h"
+#include "io/path_at.h"
+
+namespace cairn {
+
+// A memory root is a root like any other, but on tmpfs, in a folder of its own in Options::memory_root: "cairn-<id>",
+// with the id of the root on the disk. It is this user's alone. Its shard files are its slots: as many as can be in use
+// at once are allocated together, and recycled from then on.
+
+/// InvalidArgument if it is no folder on tmpfs.
+[[nodiscard]] Status CheckMemoryRoot(const std::string& memory_root);
+
+/// Makes the folder, unless it is there. FailedPrecondition if what is there is not a folder of this user alone.
+/// Returns its path. Blocking.
+[[nodiscard]] Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::string& root_id);
+
+/// The folder of that root, if it lies directly in a mounted tmpfs and this user may read it; else empty. Blocking.
+[[nodiscard]] std::string FindMemoryFolder(const std::string& root_id);
+
+/// Allocates what is missing, so that there are `slots` shard files of `bytes` each, those of checkpoints and spares
+/// counted. NoSpace if the tmpfs, the machine's memory or that of the control group has less, and says what is missing:
+/// then what this call has made is gone again. Nobody else may use the root meanwhile. Blocking.
+[[nodiscard]] Status AllocateSlots(const PathAt& root, std::uint64_t slots, std::uint64_t bytes);
+
+}  // namespace cairn
