@@ -11,12 +11,16 @@
 
 namespace cairn {
 
-/// The phases of a save. A save only moves down this list; it ends in kDurable or kFailed.
+/// The phases of a save. A save only moves down this list; it ends in kDurable or kFailed, or in kKept if the disk
+/// never gets it.
 enum class SavePhase : std::uint8_t {
   kQueued,      ///< Accepted; no byte has moved.
   kCapturing,   ///< Copies are being enqueued and run.
   kCaptured,    ///< The tensors may be overwritten. Their bytes are still being written.
   kCommitting,  ///< All data is written. Header, fsyncs, manifest and rename follow.
+  /// Only with Options::memory_root: committed in memory. The death of the process cannot lose it any more, that of the
+  /// machine can. The disk gets it if it is free before a newer save is kept.
+  kKept,
   kDurable,
   kFailed,  ///< Failed, cancelled, skipped or replaced: the handle's status says which.
 };
@@ -33,6 +37,7 @@ struct SaveStats {
   std::chrono::nanoseconds enqueued{};  ///< Every copy had been enqueued.
   std::chrono::nanoseconds captured{};
   std::chrono::nanoseconds written{};  ///< Every data byte had been written and checksummed.
+  std::chrono::nanoseconds kept{};     ///< Zero also without Options::memory_root.
   std::chrono::nanoseconds durable{};
   std::uint64_t gpu_checksum_bytes = 0;  ///< Tensor bytes so far whose checksums GPUs computed.
   bool staged = false;                   ///< The snapshot went through spare device memory.
@@ -51,6 +56,7 @@ struct CheckpointerStats {
   std::uint64_t pool_peak_bytes = 0;      ///< The most that was ever in use at once.
   std::uint64_t chunk_bytes = 0;
   std::uint64_t saves_started = 0;
+  std::uint64_t saves_kept = 0;
   std::uint64_t saves_durable = 0;
   std::uint64_t saves_failed = 0;
   std::uint64_t bytes_written = 0;
@@ -68,6 +74,8 @@ struct CheckpointerStats {
   std::string not_recycled_reason;    ///< Why the last rejected file could not be reused.
   std::uint64_t save_interval = 0;    ///< Chosen by ShouldSave, in iterations. 0: none chosen yet.
   std::string save_interval_reason;   ///< What limits it, with figures. Empty without steering.
+  /// Where saves are kept: the folder in Options::memory_root. Empty without that, and once it is not used any more.
+  std::string memory_root;
 };
 
 enum class Severity : std::uint8_t { kInfo, kWarning, kError };
@@ -81,6 +89,7 @@ enum class EventKind : std::uint8_t {
   /// Something else was done than was asked for: a restore passed a damaged checkpoint over, a file was copied that
   /// could not be linked, the host computes the checksums. The status says why.
   kFallBack,
+  kSaveKept,
 };
 
 /// Something that happened. Delivered on a thread of Cairn, or on one that calls Save, Fence or Restore: return soon,

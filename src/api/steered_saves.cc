@@ -29,9 +29,10 @@ bool SteeredSaves::ShouldSave(std::uint64_t step) {
 void SteeredSaves::ReportEnded(Steering::Time now) {
   std::erase_if(in_flight_, [&](const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_) {
     const SaveStats stats = task->stats();
-    if (stats.phase < SavePhase::kDurable) return false;
-    const bool durable = stats.phase == SavePhase::kDurable;
-    steering_.SaveEnded(task->begun(), durable ? task->begun() + stats.durable : now, durable);
+    if (stats.phase < SavePhase::kKept) return false;
+    const bool good = stats.phase != SavePhase::kFailed;
+    const auto took = stats.kept.count() != 0 ? stats.kept : stats.durable;
+    steering_.SaveEnded(task->begun(), good ? task->begun() + took : now, good);
     return true;
   });
 }

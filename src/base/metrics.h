@@ -60,6 +60,8 @@ struct Metrics {
   std::array<SpanHistogram, kSavePhases.size()> phases;
   /// Of durable saves, from the call on.
   SpanHistogram durations;
+  /// Until they were kept in memory.
+  SpanHistogram kept;
   /// How long callers were blocked, in nanoseconds.
   Counter stall{0};
   /// Saves written without O_DIRECT.

@@ -33,10 +33,17 @@ Status Capture::Enqueue(bool chunks) {
   while (planned_.empty() && PlanStaging()) CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   while (planned_.empty() && chunks && arrival_ != Arrival::kAwaited && !all_buffered() && !staged_.Arriving(next_) &&
          !KeepsBack()) {
+    if (context_.parts.in_memory) {
+      if (stream_ == nullptr) break;
+      PlanChunk({}, stream_ + next_);
+      CAIRN_RETURN_IF_ERROR(LaunchPlanned());
+      continue;
+    }
     BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
     if (std::exchange(short_of_buffers_, !buffer) != short_of_buffers_) task_.MarkShortOfBuffers(short_of_buffers_);
     if (!buffer) break;
-    PlanChunk(std::move(buffer));
+    std::byte* const memory = buffer.data();
+    PlanChunk(std::move(buffer), memory);
     CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   }
   return Status::Ok();
@@ -44,7 +51,8 @@ Status Capture::Enqueue(bool chunks) {
 
 // Older saves have launched every copy that they have for this lane, so none of them waits behind it.
 void Capture::AskForArrival() {
-  if (arrival_ != Arrival::kUnasked || !task_.snapshot().table().waits_for_streams()) return;
+  const Snapshot& snapshot = task_.snapshot();
+  if (arrival_ != Arrival::kUnasked || !snapshot.table().waits_for_streams() || snapshot.copy() != nullptr) return;
   arrival_ = Arrival::kAwaited;
   const std::uint64_t id = next_batch_++;
   Batch& batch = batches_[id];
@@ -59,7 +67,7 @@ void Capture::AskForArrival() {
 
 bool Capture::KeepsBack() const {
   if (!context_.pauses->used() || task_.fence_waits()) return false;
-  return std::ranges::any_of(batches_, [](const auto& entry) { return bool(entry.second.chunk.buffer); });
+  return std::ranges::any_of(batches_, [](const auto& entry) { return entry.second.chunk.memory != nullptr; });
 }
 
 bool Capture::PlanStaging() {
@@ -77,14 +85,13 @@ bool Capture::PlanStaging() {
   return true;
 }
 
-void Capture::PlanChunk(BufferPool::Chunk buffer) {
+void Capture::PlanChunk(BufferPool::Chunk buffer, std::byte* memory) {
   const std::uint64_t id = next_batch_++;
   Batch& batch = batches_[id];
   batch.begun = SaveTask::Clock::now();
   const std::uint64_t begin = next_;
   const std::uint64_t end = task_.snapshot().ChunkEnd(begin);
-  std::byte* const memory = buffer.data();
-  batch.chunk = {.buffer = std::move(buffer), .begin = begin, .end = end};
+  batch.chunk = {.buffer = std::move(buffer), .memory = memory, .begin = begin, .end = end};
   next_ = task_.snapshot().NextChunk(begin);
 
   std::vector<Snapshot::Piece> pieces = task_.snapshot().Pieces(begin, end, memory);
@@ -217,7 +224,7 @@ void Capture::OnBatchCopied(std::uint64_t id) {
     arrival_ = Arrival::kArrived;
     return;
   }
-  const bool staging = !batch.chunk.buffer;
+  const bool staging = batch.chunk.memory == nullptr;
   context_.parts.trace->Span("copy", staging ? "stage" : "chunk", batch.begun, SaveTask::Clock::now(),
                              task_.plan().step, staging ? batch.staged.bytes : batch.chunk.end - batch.chunk.begin);
   if (stopped()) return callbacks_.quiet();
@@ -231,7 +238,7 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   const std::uint64_t bytes = batch.chunk.end - batch.chunk.begin;
   batch.chunk.summed_by_gpu = batch.chunk.summed && batch.copies.front().device->has_streams();
   if (batch.chunk.summed_by_gpu) task_.AddGpuChecksums(bytes);
-  std::memset(batch.chunk.buffer.data() + bytes, 0, AlignUp(bytes, kBlock) - bytes);
+  std::memset(batch.chunk.memory + bytes, 0, AlignUp(bytes, kBlock) - bytes);
   UpdateCaptured();
   staged_.Release(batch.chunk.begin);
   callbacks_.filled(std::make_shared<FilledChunk>(std::move(batch.chunk)));
@@ -250,8 +257,7 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk, OnSummed then) {
     for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
       const std::uint64_t block = (chunk->begin + at) / kChecksumBlock;
       if (chunk->summed && !Compares(block)) continue;
-      const std::uint32_t sum =
-          SumBlock(chunk->begin + at, {chunk->buffer.data() + at, std::min(kChecksumBlock, size - at)});
+      const std::uint32_t sum = SumBlock(chunk->begin + at, {chunk->memory + at, std::min(kChecksumBlock, size - at)});
       if (chunk->summed && sum != sums_[block]) status = Differs(block, sum);
       sums_[block] = sum;
     }

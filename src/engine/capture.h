@@ -58,6 +58,8 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
 
   Capture(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
+  /// For a shard in memory: where the file is mapped that has the stream. No chunk is copied before.
+  void CopyInto(std::byte* stream) { stream_ = stream; }
   /// Enqueues what it can: chunks to staging memory while that has slots, then chunks to the host while the pool has
   /// buffers (only with `chunks`). Call it again whenever a copy has ended.
   void Advance(bool chunks);
@@ -88,7 +90,7 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
   };
   // Copies that end together: one chunk's to the host, or those of some chunks to staging memory.
   struct Batch {
-    // Without a buffer when staging.
+    // Without memory when staging.
     FilledChunk chunk;
     StagedChunks::Run staged;
     std::vector<Copy> copies;
@@ -114,7 +116,7 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
   void AskForArrival();
   // False if there is nothing to stage, or no slot.
   [[nodiscard]] bool PlanStaging();
-  void PlanChunk(BufferPool::Chunk buffer);
+  void PlanChunk(BufferPool::Chunk buffer, std::byte* memory);
   void Plan(std::uint64_t batch, Device& device, bool reads, CopyBatch copies);
   // The lane of the device for the next chunk to the host: in turn.
   [[nodiscard]] int NextLane(const Device& device);
@@ -149,6 +151,8 @@ class Capture final : public ChunkSource, public std::enable_shared_from_this<Ca
   StagedChunks staged_;
   // In stream order.
   std::deque<Planned> planned_;
+  // See CopyInto.
+  std::byte* stream_ = nullptr;
   // The first stream byte without a buffer.
   std::uint64_t next_ = 0;
   std::uint64_t next_batch_ = 0;

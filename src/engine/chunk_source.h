@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,7 +14,9 @@ namespace cairn {
 
 /// A part of a shard's stream that waits for its write and its checksum. The buffer returns to the pool after both.
 struct FilledChunk {
+  /// None if `memory` is the file's, which is mapped: then nothing is to be written.
   BufferPool::Chunk buffer;
+  std::byte* memory = nullptr;
   /// Offsets in the stream.
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

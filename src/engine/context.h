@@ -27,6 +27,7 @@
 namespace cairn {
 
 class SaveLine;
+class SaveTask;
 class ShardWriter;
 
 /// The parts of the engine. Pointers outlive it.
@@ -37,6 +38,12 @@ struct EngineParts {
   /// The root's id, and Root::WriteLine. Empty except on the coordinator.
   std::string root_id;
   std::function<IoTask<Status>(std::uint64_t line)> write_line;
+  /// The root is in memory (Options::memory_root). Shards are mapped, and copies land in the file; what is committed is
+  /// kept. Lines are recorded on the disk, by `begin_line`, instead of `write_line`: Engine::BeginLine of its engine.
+  bool in_memory = false;
+  std::function<void(std::uint64_t line, StatusDone done)> begin_line;
+  /// The disk's ledger, then. Saves that are not kept are withdrawn there.
+  Ledger* admitted_by = nullptr;
   WriterCheck check_writer;
   std::vector<std::shared_ptr<Device>> devices;
   /// Staged chunks refer to them while a device that is set up late adds one.
@@ -49,6 +56,8 @@ struct EngineParts {
   Metrics* metrics = nullptr;
   /// Called after each save's end, on the engine's thread.
   std::function<void()> on_ended;
+  /// The same, once nothing of it is in flight any more, before anything is retired for it. May be empty.
+  std::function<void(const std::shared_ptr<SaveTask>& task, const Status& outcome)> on_gone;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;
   std::uint64_t frozen_every = kFrozenEvery;
@@ -83,9 +92,14 @@ struct EngineContext {
   const std::shared_ptr<const std::function<void()>> on_room =
       std::make_shared<const std::function<void()>>([inbox = inbox] { inbox->Wake(); });
 
-  /// One for each save that may be in flight, and one for a checkpoint retired meanwhile.
+  MappedFiles mapped;
+
+  /// The shards of a root in memory; null for one on a disk.
+  [[nodiscard]] MappedFiles* mapped_files() { return parts.in_memory ? &mapped : nullptr; }
+  /// One for each save that may be in flight, and one for a checkpoint retired meanwhile; in memory all that there are.
   [[nodiscard]] std::uint64_t spare_folders() const {
-    return parts.options.recycle ? static_cast<std::uint64_t>(parts.options.max_in_flight) + 1 : 0;
+    const auto in_flight = static_cast<std::uint64_t>(parts.options.max_in_flight);
+    return parts.options.recycle ? in_flight + (parts.in_memory ? 2 : 1) : 0;
   }
   [[nodiscard]] Device* FindDevice(DeviceId id) const {
     for (const auto& device : parts.devices) {

@@ -28,7 +28,7 @@ class Coordinator final : public Coordination {
 
   void Begin() override {
     if (*stage_ != Stage::kSilent) return;
-    NameFolder(MakeUuid());
+    NameFolder(plan_.attempt.empty() ? MakeUuid() : plan_.attempt);
     // No other rank waits for the folder: it is made together with the first file.
     if (alone()) return StartWriting();
     if (stage_.MoveTo(Stage::kEntering)) OpenFolder(&AttemptFolder::Make);

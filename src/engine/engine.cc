@@ -132,13 +132,13 @@ void Engine::Run(const std::function<void(Status)>& started) {
   context_.queue = std::make_unique<WatchedQueue>(*std::move(queue), &context_.parts.metrics->retries);
   watch_.emplace(context_.parts.options.stall_timeout);
   context_.inbox->Attach(context_.queue.get());
-  context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
+  if (!context_.parts.in_memory) context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
   for (const auto& device : context_.parts.devices) device->WakeOnRoom(context_.on_room);
   retention_.Begin();
   started(Status::Ok());
   Loop();
   RemoveSpares();
-  context_.parts.pool->SetOnFree({});
+  if (!context_.parts.in_memory) context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
   context_.queue.reset();
 }
@@ -150,7 +150,7 @@ void Engine::RemoveSpares() {
 }
 
 void Engine::Loop() {
-  while (!stopping_ || !jobs_.empty() || retention_.busy()) {
+  while (!stopping_ || !jobs_.empty() || retention_.busy() || !lines_.empty()) {
     // Touch the pool's pages only while idle; a save touches the pages that it uses. The pool may have grown.
     const bool touches_on = context_.parts.touch_pool && jobs_.empty() && context_.parts.pool->TouchNext();
     // Fails only in a forked child, where this thread does not exist.
@@ -180,6 +180,7 @@ void Engine::WatchDisk() {
     changed_.NotifyAll();
   }
   for (const Event& event : events) context_.Notify(event);
+  if (!watch_->hangs().ok()) GiveUpLines(watch_->hangs());
   if (watch_->hangs().ok() && watch_->removal_hangs().ok()) return;
   for (const auto& job : jobs_) {
     watch_->hangs().ok() ? job->OnRemovalHangs(watch_->removal_hangs()) : job->OnDiskHangs(watch_->hangs());
@@ -276,6 +277,7 @@ void Engine::RemoveEndedJobs() {
       continue;
     }
     ended = true;
+    if (context_.parts.on_gone) context_.parts.on_gone(task, status);
     // Only now can a listing tell what has become of it.
     if (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome) retention_.RelistAfterNextSave();
     job = jobs_.erase(job);
@@ -311,9 +313,10 @@ void Engine::Count(const Status& status, const SaveStats& stats) const {
                                                 : status.code() == StatusCode::kCancelled      ? SaveOutcome::kCancelled
                                                 : status.code() == StatusCode::kUnknownOutcome ? SaveOutcome::kUnknown
                                                                                                : SaveOutcome::kFailed);
+  metrics.stall += static_cast<std::uint64_t>(stats.stall.count());
+  if (context_.parts.in_memory && status.ok()) return;  // The disk decides how it ends.
   ++metrics.saves[outcome];
   metrics.save_bytes[outcome] += stats.bytes;
-  metrics.stall += static_cast<std::uint64_t>(stats.stall.count());
   if (!status.ok()) {
     ++metrics.failures[static_cast<std::size_t>(status.code())];
     return;
@@ -353,6 +356,31 @@ void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging
       context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes,
                                           context_.parts.options.chunk_bytes);
   });
+}
+
+void Engine::BeginLine(std::uint64_t line, StatusDone done) {
+  context_.inbox->Post([this, line, done = std::make_shared<StatusDone>(std::move(done))] {
+    lines_.push_back(done);
+    context_.line_record.Ensure(*context_.queue, context_.parts.write_line, line, [this, done](Status status) {
+      std::erase(lines_, done);
+      if (*done) std::exchange(*done, {})(std::move(status));
+    });
+  });
+}
+
+void Engine::GiveUpLines(const Status& hangs) {
+  for (const std::shared_ptr<StatusDone>& done : std::exchange(lines_, {})) {
+    std::exchange(
+        *done, {})(Error(hangs.code(), hangs.detail(), "its line could not be begun on the disk: {}", hangs.message()));
+  }
+}
+
+void Engine::Retire() {
+  {
+    MutexLock lock(mutex_);
+    removing_ = true;  // Whoever waits for idle also waits for this.
+  }
+  context_.inbox->Post([this] { retention_.Retire(); });
 }
 
 void Engine::ForgetKept(std::shared_ptr<const TensorTable> targets) {

@@ -46,6 +46,11 @@ class Engine {
   void CountRefused(const Status& why) CAIRN_EXCLUDES(mutex_);
   /// Adds a device after the start, before the first save that uses it.
   void AddDevice(const std::shared_ptr<Device>& device, std::byte* staging);
+  /// For saves of another engine: calls `done`, on this one's thread, once the line is recorded in the root (see
+  /// LineRecord::Ensure), or with the reason once the disk hangs.
+  void BeginLine(std::uint64_t line, StatusDone done);
+  /// What retention lets go has changed without a save.
+  void Retire();
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }
   [[nodiscard]] const std::shared_ptr<CopyPauses>& pauses() const { return context_.pauses; }
 
@@ -95,11 +100,15 @@ class Engine {
   void CountInARow(const Status& status) CAIRN_REQUIRES(mutex_);
   void OnRetention(bool busy) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t FilesInFlight() const;
+  /// Those of BeginLine that still wait, because the disk hangs.
+  void GiveUpLines(const Status& hangs);
 
   // For the engine's thread, except context_.parts, inbox and pauses. Jobs are oldest first.
   EngineContext context_;
   std::deque<std::shared_ptr<SaveJob>> jobs_;
   Retention retention_;
+  // Who waits in BeginLine; null once told.
+  std::vector<std::shared_ptr<StatusDone>> lines_;
   std::optional<DiskWatch> watch_;
   /// What the last Advance found; its sleep must end when the pauses do, also if that was a moment later.
   bool copies_paused_ = false;

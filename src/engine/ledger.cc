@@ -30,6 +30,7 @@ void Ledger::BeginLine() {
   if (newest_line_ != std::numeric_limits<std::uint64_t>::max()) ++newest_line_;
   line_ = newest_line_;
   used_ = false;
+  highest_.reset();
   continued_.insert(line_);
 }
 
@@ -57,12 +58,29 @@ bool Ledger::IsNewest(std::uint64_t step, std::uint64_t line, const std::string&
                       [&](const auto& one) { return newer(one.first, one.second); });
 }
 
-Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline deadline) {
-  MutexLock lock(mutex_);
+Status Ledger::AwaitRemoval(std::uint64_t step, Deadline deadline) {
   while (retiring_.contains(step)) {
     if (removal_ended_.WaitUntil(mutex_, deadline) || !retiring_.contains(step)) continue;
     return Error(StatusCode::kDeadlineExceeded, "step {}: its old checkpoint is still being removed", step);
   }
+  return Status::Ok();
+}
+
+void Ledger::ShareOrder() {
+  MutexLock lock(mutex_);
+  shares_order_ = true;
+}
+
+Status Ledger::Accept(const SavePlan& plan, Deadline deadline) {
+  MutexLock lock(mutex_);
+  CAIRN_RETURN_IF_ERROR(AwaitRemoval(plan.step, deadline));
+  in_flight_.emplace(plan.step, plan.line);
+  return Status::Ok();
+}
+
+Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline deadline) {
+  MutexLock lock(mutex_);
+  CAIRN_RETURN_IF_ERROR(AwaitRemoval(step, deadline));
   if (in_flight_.contains(step)) {
     return Error(StatusCode::kAlreadyExists, "step {}: a save of this step is in flight", step);
   }
@@ -80,6 +98,8 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
                  "step {} is below the newest one, {}: first restore the step that training continues from", step,
                  *newest);
   }
+  if (shares_order_ && highest_ && step <= *highest_) BeginLine();
+  highest_ = step;
   in_flight_.emplace(step, line_);
   used_ = true;
   return SavePlan{
@@ -195,11 +215,29 @@ std::vector<std::uint64_t> Ledger::UnknownBelowKept() const {
   return below;
 }
 
+void Ledger::RetireDamaged() {
+  MutexLock lock(mutex_);
+  retires_damaged_ = true;
+}
+
+std::vector<std::uint64_t> Ledger::DamagedBelowNewest() const {
+  std::vector<std::uint64_t> below;
+  const std::vector<const CheckpointInfo*> good = Counted();
+  if (!retires_damaged_ || good.empty()) return below;
+  const std::pair newest(good.back()->line, good.back()->step);
+  for (const CheckpointInfo* one : InOrder()) {
+    const bool damaged = !one->status.ok() && !one->pinned;
+    if (damaged && std::pair(one->line, one->step) < newest) below.push_back(one->step);
+  }
+  return below;
+}
+
 std::vector<std::uint64_t> Ledger::Retire() {
   MutexLock lock(mutex_);
   std::vector<std::uint64_t> steps = ChooseRetired(InOrder(), keep_last_, keep_every_);
-  const std::vector<std::uint64_t> unknown = UnknownBelowKept();
-  steps.insert(steps.end(), unknown.begin(), unknown.end());
+  for (const std::vector<std::uint64_t>& more : {UnknownBelowKept(), DamagedBelowNewest()}) {
+    steps.insert(steps.end(), more.begin(), more.end());
+  }
   // A checkpoint that a save is about to replace is removed by that save's exchange.
   std::erase_if(steps, [this](std::uint64_t step) CAIRN_REQUIRES(mutex_) { return in_flight_.contains(step); });
   retiring_.insert(steps.begin(), steps.end());

@@ -29,6 +29,11 @@ class Ledger {
   /// accepted, if it takes too long.
   Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists, Deadline deadline = Deadline::Infinite())
       CAIRN_EXCLUDES(mutex_);
+  /// Another place has checkpoints of this root as well. From now on Admit gives the same line and step only once, and
+  /// begins a line instead. So both places have one order.
+  void ShareOrder() CAIRN_EXCLUDES(mutex_);
+  /// Accepts what the ledger of the disk has admitted, for a root in memory. Waits as Admit does.
+  Status Accept(const SavePlan& plan, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Withdraws a save that may still be on the disk: it no longer counts, and saving its step again replaces it. Relist
   /// must follow. Unless it is `decided`, the disk may still commit it: no listing tells before DecideUnknown.
@@ -49,6 +54,8 @@ class Ledger {
   /// every line of the root. Its number is the root's only once the counter is: before the first commit (LineRecord).
   void Restored(std::uint64_t step, std::uint64_t line, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
 
+  /// Damaged ones go too, as soon as a newer one is committed.
+  void RetireDamaged() CAIRN_EXCLUDES(mutex_);
   /// The steps that retention removes now. Each is returned once until CancelRetirement.
   std::vector<std::uint64_t> Retire() CAIRN_EXCLUDES(mutex_);
   /// Before the caller removes a step. FailedPrecondition during a save or another removal of it.
@@ -76,6 +83,8 @@ class Ledger {
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
 
  private:
+  /// Waits for the removal of the step's old checkpoint.
+  [[nodiscard]] Status AwaitRemoval(std::uint64_t step, Deadline deadline) CAIRN_REQUIRES(mutex_);
   /// Above every line of the root.
   void BeginLine() CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
@@ -86,6 +95,7 @@ class Ledger {
   /// InOrder() without damaged ones.
   [[nodiscard]] std::vector<const CheckpointInfo*> Counted() const CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::vector<std::uint64_t> UnknownBelowKept() const CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<std::uint64_t> DamagedBelowNewest() const CAIRN_REQUIRES(mutex_);
 
   /// A step whose last save may be on the disk but was never acknowledged.
   struct Unknown {
@@ -116,6 +126,12 @@ class Ledger {
   std::uint64_t line_ CAIRN_GUARDED_BY(mutex_) = 0;
   // A save was.
   bool used_ CAIRN_GUARDED_BY(mutex_) = false;
+  // See ShareOrder.
+  bool shares_order_ CAIRN_GUARDED_BY(mutex_) = false;
+  // See RetireDamaged.
+  bool retires_damaged_ CAIRN_GUARDED_BY(mutex_) = false;
+  // The highest step that was admitted in this line.
+  std::optional<std::uint64_t> highest_ CAIRN_GUARDED_BY(mutex_);
   // And those that it continues without a gap: each began with the newest checkpoint. Their steps are saved already.
   std::set<std::uint64_t> continued_ CAIRN_GUARDED_BY(mutex_);
   // No line of the root is above it.

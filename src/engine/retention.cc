@@ -63,7 +63,8 @@ SparePolicy Retention::Spares() const {
   return {.folders = most - std::min(most, callbacks_.files_in_flight()),
           .shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
           .file_mode = context_.parts.options.file_mode,
-          .not_recycled = context_.not_recycled};
+          .not_recycled = context_.not_recycled,
+          .mapped = context_.mapped_files()};
 }
 
 void Retention::BeginScan() {
@@ -201,6 +202,7 @@ void Retention::RemoveNext() {
 void Retention::NotifyRemoval(std::uint64_t step, const Removal& removal) {
   const Status& status = removal.status;
   if (status.ok() || status.code() == StatusCode::kNotFound) {
+    if (context_.parts.in_memory) return;  // The disk may have it.
     return context_.Notify(
         {.kind = EventKind::kCheckpointRemoved, .step = step, .phase = "retention", .path = PathOf(step)});
   }

@@ -33,7 +33,11 @@ Coordination::Callbacks SaveJob::CoordinationCallbacks() {
 }
 
 ShardWriter::Callbacks SaveJob::WriterCallbacks() {
-  return {.begun = [this] { SealIfWritten(); },
+  return {.begun =
+              [this] {
+                if (running()) capture_->CopyInto(writer_->stream());
+                SealIfWritten();
+              },
           .sealed = [this] { OnSealed(); },
           .committed = [this](Status status) { OnCommitted(std::move(status)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
@@ -60,6 +64,7 @@ Capture::Callbacks SaveJob::CaptureCallbacks() {
 void SaveJob::Start(Status given_up) {
   if (!given_up.ok()) return Fail(std::move(given_up));
   if (!context_.scanning) NameAttempt();
+  if (task_->snapshot().laid_out()) return OnLaidOut();
   laying_out_ = true;
   if (context_.kept != nullptr && !context_.kept->changed) kept_ = context_.kept;
   // What it replaces, if anything, was surely what its step was: so is what comes instead.
@@ -68,9 +73,10 @@ void SaveJob::Start(Status given_up) {
   context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox, anew] {
     Snapshot& snapshot = self->task_->snapshot();
     const std::uint64_t chunk = self->context_.parts.pool->chunk_bytes();
+    // In memory all is written, so that one slot is as large as another.
+    const bool keeps_frozen = snapshot.table().has_frozen() && !self->context_.parts.in_memory;
     const KeptRules rules{.anew = anew, .checksums = self->context_.parts.options.checksums};
-    snapshot.LayOut(chunk, snapshot.table().has_frozen() ? ChooseKept(snapshot.shared_table(), self->kept_.get(), rules)
-                                                         : KeptChoice());
+    snapshot.LayOut(chunk, keeps_frozen ? ChooseKept(snapshot.shared_table(), self->kept_.get(), rules) : KeptChoice());
     inbox->Post([self] { self->OnLaidOut(); });
   });
 }
@@ -94,6 +100,7 @@ void SaveJob::MakeHeaderIfNamed() {
 void SaveJob::TellCaptured() {
   if (!running()) return;
   task_->MarkCaptured();
+  if (task_->snapshot().copy() != nullptr) return;  // It was captured before.
   context_.Notify({.kind = EventKind::kSaveCaptured,
                    .step = task_->plan().step,
                    .phase = "save",
@@ -246,17 +253,19 @@ void SaveJob::SettleFailure() {
 void SaveJob::Settle(Status status) {
   settled_ = true;
   const SavePlan& plan = task_->plan();
+  const bool in_memory = context_.parts.in_memory;
   if (status.ok()) {
     if (plan.admitted)
       context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite(), writer_->frozen());
     writer_->RememberKept();
     // Another rank cannot tell the coordinator's commit from the agreement before it.
     task_->Reach(context_.parts.ledger != nullptr ? SavePoint::kCommitted : SavePoint::kAgreed);
-    task_->AddPhases(*context_.parts.metrics);
-    context_.Notify({.kind = EventKind::kSaveDurable,
+    const auto took = SaveTask::Clock::now() - task_->begun();
+    in_memory ? context_.parts.metrics->kept.Observe(took) : task_->AddPhases(*context_.parts.metrics);
+    context_.Notify({.kind = in_memory ? EventKind::kSaveKept : EventKind::kSaveDurable,
                      .step = plan.step,
                      .phase = "save",
-                     .duration = SaveTask::Clock::now() - task_->begun(),
+                     .duration = took,
                      .path = JoinPath(context_.parts.root, StepName(plan.step)).text()});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {
@@ -264,6 +273,7 @@ void SaveJob::Settle(Status status) {
     } else if (plan.admitted) {
       context_.parts.ledger->Withdraw(plan);
     }
+    if (in_memory) context_.parts.admitted_by->Withdraw(plan);
     const bool wanted = status.code() == StatusCode::kCancelled;
     context_.Notify({.kind = EventKind::kSaveFailed,
                      .severity = wanted ? Severity::kInfo : Severity::kError,
@@ -274,8 +284,11 @@ void SaveJob::Settle(Status status) {
                      .duration = SaveTask::Clock::now() - task_->begun()});
   }
   const auto now = SaveTask::Clock::now();
-  context_.parts.trace->Span("saves", status.ok() ? "durable" : "failed", task_->begun(), now, plan.step,
-                             task_->stats().bytes);
+  context_.parts.trace->Span("saves",
+                             !status.ok() ? "failed"
+                             : in_memory  ? "kept"
+                                          : "durable",
+                             task_->begun(), now, plan.step, task_->stats().bytes);
   outcome_ = std::move(status);
 }
 
@@ -291,7 +304,7 @@ void SaveJob::End(Status status) {
   capture_.reset();
   writer_.reset();
   coordination_->Detach();
-  task_->DropSnapshot();
+  if (!keeps()) task_->DropSnapshot();
 }
 
 }  // namespace cairn

@@ -61,7 +61,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Notifies the waiters, once it is settled and everything that reports it is up to date.
   void NotifyWaiters() {
     told_ = true;
-    task_->Finish(outcome_);
+    keeps() ? task_->MarkInMemory() : task_->Finish(outcome_);
   }
   [[nodiscard]] bool told() const { return told_; }
   /// Its attempt is being removed, and a save that needs the space should wait for that: not for long.
@@ -84,6 +84,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
  private:
   using Stage = JobStage;
 
+  /// It is kept, and its end is up to the disk, which gets the snapshot.
+  [[nodiscard]] bool keeps() const { return context_.parts.in_memory && outcome_.ok(); }
   [[nodiscard]] bool running() const { return stage_ == JobStage::kRunning; }
   [[nodiscard]] Status Closed() const;
   [[nodiscard]] Coordination::Callbacks CoordinationCallbacks();

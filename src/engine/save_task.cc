@@ -49,6 +49,13 @@ Status SaveTask::WaitCaptured(Deadline deadline) {
   return Told(tensors_released_.value_or(status_));
 }
 
+Status SaveTask::WaitKept(Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  if (!WaitUntil(&SaveTask::KeptOrEnded, deadline)) return Late("kept");
+  return stats_.phase == SavePhase::kKept ? Status::Ok() : Told(status_);
+}
+
 bool SaveTask::WaitTensorsFree(Deadline deadline) {
   if (!CheckProcess().ok()) return false;
   MutexLock lock(mutex_);
@@ -280,18 +287,49 @@ std::optional<Status> SaveTask::cancelled() const {
 }
 
 Status SaveTask::FinishUnanswered() {
-  MutexLock lock(mutex_);
-  if (Ended()) return status_;
-  const bool commits = stats_.phase == SavePhase::kCommitting;
-  Status status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
-                        "step {}: the disk did not respond while the checkpointer was closed", plan_.step);
-  FinishLocked(status);
+  Status status;
+  {
+    MutexLock lock(mutex_);
+    if (Ended()) return status_;
+    const bool commits = stats_.phase == SavePhase::kCommitting;
+    status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
+                   "step {}: the disk did not respond while the checkpointer was closed", plan_.step);
+    FinishLocked(status);
+  }
+  FinishKept();
   return status;
 }
 
-void SaveTask::Finish(Status status) {
+void SaveTask::MarkInMemory() {
   MutexLock lock(mutex_);
-  FinishLocked(std::move(status));
+  if (Ended()) return;
+  stats_.kept = SinceBegun();
+  Advance(SavePhase::kKept);
+}
+
+void SaveTask::Finish(Status status) {
+  {
+    MutexLock lock(mutex_);
+    FinishLocked(std::move(status));
+  }
+  FinishKept();
+}
+
+void SaveTask::FinishKept() {
+  if (kept_save_ == nullptr) return;
+  SaveStats stats;
+  Status status;
+  {
+    MutexLock lock(mutex_);
+    stats = stats_;
+    status = status_;
+  }
+  SaveTask& kept = *kept_save_;
+  MutexLock lock(kept.mutex_);
+  kept.stats_.bytes_written = stats.bytes_written;
+  kept.stats_.direct = stats.direct;
+  kept.stats_.recycled = stats.recycled;
+  kept.FinishLocked(std::move(status));
 }
 
 void SaveTask::FinishLocked(Status status) {
@@ -299,7 +337,12 @@ void SaveTask::FinishLocked(Status status) {
   ReleaseEvents();
   status_ = std::move(status);
   if (status_.ok()) stats_.durable = SinceBegun();
-  Advance(status_.ok() ? SavePhase::kDurable : SavePhase::kFailed);
+  // What is kept stays so, whatever becomes of it on the disk.
+  if (status_.ok() || stats_.phase != SavePhase::kKept) {
+    Advance(status_.ok() ? SavePhase::kDurable : SavePhase::kFailed);
+  }
+  ended_ = true;
+  changed_.NotifyAll();
 }
 
 void SaveTask::ReleaseEvents() {

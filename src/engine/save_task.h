@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/metrics.h"
@@ -28,6 +29,9 @@ struct KeptFile;
 /// `replace`, so only on the coordinator.
 struct SavePlan {
   std::uint64_t step = 0;
+  /// The attempt's id, if the call of Save has chosen it: it is the same in memory and on the disk. Empty: rank 0
+  /// chooses one.
+  std::string attempt;
   /// The number of this rank's call of Save. The coordinator's numbers the save's messages.
   std::uint64_t sequence = 0;
   std::uint64_t line = 0;
@@ -74,12 +78,19 @@ class SaveTask {
   SaveTask(const SaveTask&) = delete;
   SaveTask& operator=(const SaveTask&) = delete;
 
-  // Constant after construction.
+  /// Before it is submitted: it is the disk's save of `kept`, which is kept in memory and ends with it. Whoever hears
+  /// of the failure of that one has heard of this one's.
+  void Drain(std::shared_ptr<SaveTask> kept) { kept_save_ = std::move(kept); }
+
+  // Constant from then on.
+  [[nodiscard]] bool drains() const { return kept_save_ != nullptr; }
   [[nodiscard]] const SavePlan& plan() const { return plan_; }
   [[nodiscard]] Clock::time_point begun() const { return begun_; }
 
   // For callers. In a forked child: FailedPrecondition, false and empty stats.
   Status WaitCaptured(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Until it is kept; without a memory root, until it is durable.
+  Status WaitKept(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status WaitDurable(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Waits until the engine does not read the tensors any more. False at the deadline. A failure stays unheard.
   [[nodiscard]] bool WaitTensorsFree(Deadline deadline) CAIRN_EXCLUDES(mutex_);
@@ -101,7 +112,7 @@ class SaveTask {
   void Release() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
   /// Some caller has received its failure.
-  [[nodiscard]] bool heard() const { return heard_; }
+  [[nodiscard]] bool heard() const { return heard_ || (kept_save_ != nullptr && kept_save_->heard()); }
   void MarkHeard() const { heard_ = true; }
   [[nodiscard]] SaveStats stats() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool ended() const CAIRN_EXCLUDES(mutex_);
@@ -128,6 +139,8 @@ class SaveTask {
   void MarkWritten(std::uint64_t bytes_written, bool direct, bool recycled) CAIRN_EXCLUDES(mutex_);
   /// False if the save was cancelled, or has ended, first: it must not commit then.
   [[nodiscard]] bool MarkCommitting() CAIRN_EXCLUDES(mutex_);
+  /// Committed in memory. The end is up to the disk.
+  void MarkInMemory() CAIRN_EXCLUDES(mutex_);
   /// The end: durable if `status` is ok. Only the first call has an effect.
   void Finish(Status status) CAIRN_EXCLUDES(mutex_);
   /// The end of a save that the disk does not answer while it is given up: unknown if it is being committed, else
@@ -146,6 +159,8 @@ class SaveTask {
   void AddPhases(Metrics& metrics) const;
   /// Frees the description of the tensors.
   void DropSnapshot() { snapshot_.reset(); }
+  /// For the save of it to the disk.
+  [[nodiscard]] std::unique_ptr<Snapshot> TakeSnapshot() { return std::move(snapshot_); }
 
  private:
   /// Returns false at the deadline.
@@ -154,6 +169,8 @@ class SaveTask {
   [[nodiscard]] std::chrono::nanoseconds SinceBegun() const { return Clock::now() - begun_; }
   void Advance(SavePhase phase) CAIRN_REQUIRES(mutex_);
   void FinishLocked(Status status) CAIRN_REQUIRES(mutex_);
+  /// Ends the kept save, if this is the disk's save of one.
+  void FinishKept() CAIRN_EXCLUDES(mutex_);
   void ReleaseEvents() CAIRN_REQUIRES(mutex_);
   // Waits until the tensors are free: true; or, unless the host has to wait for that, until every copy is enqueued:
   // false, and the events remain until `fencing_` is counted down.
@@ -167,7 +184,8 @@ class SaveTask {
   [[nodiscard]] bool waits_for_disk() const CAIRN_REQUIRES(mutex_) { return short_of_buffers_ && !enqueued_; }
   [[nodiscard]] Status HoldStream(Stream stream) const;
   [[nodiscard]] bool LostAnotherGpu(Stream stream) const;
-  [[nodiscard]] bool Ended() const CAIRN_REQUIRES(mutex_) { return stats_.phase >= SavePhase::kDurable; }
+  [[nodiscard]] bool Ended() const CAIRN_REQUIRES(mutex_) { return ended_; }
+  [[nodiscard]] bool KeptOrEnded() const CAIRN_REQUIRES(mutex_) { return ended_ || stats_.phase == SavePhase::kKept; }
   /// The caller may overwrite the tensors.
   [[nodiscard]] bool TensorsFree() const CAIRN_REQUIRES(mutex_) {
     return stats_.phase >= SavePhase::kCaptured || tensors_released_.has_value();
@@ -187,6 +205,8 @@ class SaveTask {
   const Clock::time_point begun_;
   const std::shared_ptr<Inbox> engine_;
   const bool reads_cpu_;
+  // See Drain.
+  std::shared_ptr<SaveTask> kept_save_;
   mutable std::atomic<bool> heard_ = false;
   std::atomic<bool> fence_waits_ = false;
   // Only the engine's, after the call of Save.
@@ -200,6 +220,7 @@ class SaveTask {
   CondVar changed_;
   SaveStats stats_ CAIRN_GUARDED_BY(mutex_);
   std::shared_ptr<const KeptFile> kept_ CAIRN_GUARDED_BY(mutex_);
+  bool ended_ CAIRN_GUARDED_BY(mutex_) = false;
   Status status_ CAIRN_GUARDED_BY(mutex_);
   bool short_of_buffers_ CAIRN_GUARDED_BY(mutex_) = false;
   bool enqueued_ CAIRN_GUARDED_BY(mutex_) = false;

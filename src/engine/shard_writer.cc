@@ -114,7 +114,10 @@ void ShardWriter::MakeAttempt() {
                    .reader_timeout = context_.parts.options.group_timeout / 2,
                    .spare_folders = context_.spare_folders(),
                    .not_recycled = context_.not_recycled,
-                   .free_bytes = &context_.parts.metrics->disk_free};
+                   // The second time a slot was lost to somebody who has it open, or to a save that failed.
+                   .only_spares = context_.parts.in_memory && !tries_again_,
+                   .mapped = context_.mapped_files(),
+                   .free_bytes = context_.parts.in_memory ? nullptr : &context_.parts.metrics->disk_free};
   attempt_ = std::make_unique<Attempt>(*context_.queue, std::move(spec));
 }
 
@@ -152,7 +155,7 @@ void ShardWriter::Begin() {
 bool ShardWriter::TriesAgain() {
   // Other ranks do not know what rank 0 removes.
   const bool expects = context_.parts.group->size() == 1 && (made_room_ || context_.makes_room(*this));
-  if (tries_again_ || !expects) return false;
+  if (tries_again_ || (!expects && !context_.parts.in_memory)) return false;
   tries_again_ = true;
   ++context_.parts.metrics->retries;
   awaits_room_ = true;
@@ -171,12 +174,18 @@ void ShardWriter::OnBegun(Status status) {
     return;
   }
   if (Ends(status)) return;
+  if (context_.parts.in_memory) {
+    Result<std::shared_ptr<MappedFile>> mapped = attempt_->MapShard();
+    if (Ends(mapped.status())) return;
+    mapping_ = *std::move(mapped);
+  }
   if (!stage_.MoveTo(Stage::kWriting)) return;
   tries_again_ = false;
   callbacks_.begun();
 }
 
 void ShardWriter::Add(std::shared_ptr<FilledChunk> chunk) {
+  if (!chunk->buffer) return OnChunkWritten(chunk, Status::Ok());  // It is in the file.
   if (!comparison_ || !task_.snapshot().IsKept(chunk->begin)) return ready_.push_back(std::move(chunk));
   if (comparison_->differs()) return AddKept(std::move(chunk));
   source_->Sum(std::move(chunk), [this, self = shared_from_this()](std::shared_ptr<FilledChunk> summed,
@@ -219,7 +228,7 @@ void ShardWriter::SubmitWrite() {
   const auto begun = SaveTask::Clock::now();
   ++in_flight_;
   ++context_.writes_in_flight;
-  const Bytes memory(chunk->buffer.data(), AlignUp(chunk->end - chunk->begin, kBlock));
+  const Bytes memory(chunk->memory, AlignUp(chunk->end - chunk->begin, kBlock));
   StatusDone done = [this, self = shared_from_this(), chunk, begun](const Status& status) {
     --in_flight_;
     --context_.writes_in_flight;
@@ -255,6 +264,7 @@ void ShardWriter::SealIfWritten() {
   const bool whole = written_ == snapshot.shard_bytes() + snapshot.kept_bytes();
   std::optional<StreamSums> sums = whole ? source_->sums() : std::nullopt;
   if (!sums) return;
+  if (const Status same = CheckUnchanged(*sums); !same.ok()) return callbacks_.failed(same);
   if (stage_ == Stage::kWriting) {
     task_.MarkKept(kept_);
     task_.MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
@@ -305,6 +315,7 @@ void ShardWriter::SetSums(const StreamSums& sums) {
   const bool checksums = context_.parts.options.checksums;
   if (checksums) header_->SetSums(all.first(DivideUp(snapshot.shard_bytes(), kChecksumBlock)));
   nonfinite_ = sums.nonfinite;
+  if (mapping_ != nullptr) sums_.assign(all.begin(), all.end());
   if (!writes_kept()) return;
   if (checksums) {
     const auto of_kept = all.subspan(snapshot.kept_begin() / kChecksumBlock);
@@ -317,8 +328,24 @@ void ShardWriter::SetSums(const StreamSums& sums) {
   attempt_->SetKeptHeader(std::as_bytes(std::span(kept_header_->bytes())));
 }
 
+Status ShardWriter::CheckUnchanged(const StreamSums& sums) const {
+  const Snapshot& snapshot = task_.snapshot();
+  const std::optional<std::uint64_t> block = snapshot.FindChanged(sums.checksums);
+  if (!block) return Status::Ok();
+  const std::uint64_t begin = *block * kChecksumBlock;
+  return Error(
+      StatusCode::kCorrupt,
+      "step {}: not written to the disk: bytes {} to {} of the data of {} (\"{}\", or what lies behind it) have "
+      "changed in memory since they were kept there",
+      task_.plan().step, begin, std::min(begin + kChecksumBlock, snapshot.bytes()),
+      ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())), snapshot.NameAt(begin));
+}
+
 void ShardWriter::BeginCommit() {
   frozen_ = FrozenIn(shards_, folder_->uuid());
+  if (context_.parts.in_memory) {
+    return context_.parts.begin_line(task_.plan().line, Later(&ShardWriter::OnLineRecorded));
+  }
   context_.line_record.Ensure(*context_.queue, context_.parts.write_line, task_.plan().line,
                               Later(&ShardWriter::OnLineRecorded));
 }
@@ -326,7 +353,8 @@ void ShardWriter::BeginCommit() {
 void ShardWriter::OnLineRecorded(Status status) {
   if (stage_ == Stage::kStopped || !status.ok()) return OnCommitted(std::move(status));
   const Manifest manifest = MakeManifest(std::move(shards_));
-  const bool replace = task_.plan().replace;
+  // In memory the step may have another attempt of before.
+  const bool replace = task_.plan().replace || context_.parts.in_memory;
   if (context_.parts.group->size() > 1) {
     return attempt_->Commit(manifest, std::move(index_runs_), replace, Later(&ShardWriter::OnCommitted));
   }
@@ -424,6 +452,10 @@ void ShardWriter::ForgetDamagedKept() {
 
 void ShardWriter::OnCommitted(Status status) {
   ForgetDamagedKept();
+  if (status.ok() && mapping_ != nullptr) {
+    std::byte* const data = stream();
+    task_.snapshot().ReadFrom({std::exchange(mapping_, nullptr), data}, std::move(sums_));
+  }
   // It was given up before the rename.
   stage_ == Stage::kStopped ? callbacks_.quiet() : callbacks_.committed(std::move(status));
 }

@@ -16,6 +16,7 @@
 #include "engine/save_task.h"
 #include "format/shard_header.h"
 #include "store/attempt.h"
+#include "store/mapped_file.h"
 
 namespace cairn {
 
@@ -81,6 +82,10 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// Creates its file, or takes over a spare. If the disk is full, a rank alone may begin once more when what is being
   /// removed, and what older saves let go, has made room.
   void Begin();
+  /// Where its stream is mapped, from kWriting on, in memory only: see Capture::CopyInto.
+  [[nodiscard]] std::byte* stream() const {
+    return mapping_ == nullptr ? nullptr : mapping_->data() + header_->data_begin();
+  }
   [[nodiscard]] bool awaits_room() const { return awaits_room_; }
   /// Looks whether it may begin once more. Call it before awaits_room.
   void PollRoom();
@@ -168,6 +173,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void OnHeader(std::shared_ptr<Planned> planned);
   void OnBegun(Status status);
   void SetSums(const StreamSums& sums);
+  /// Of what was copied to memory before.
+  [[nodiscard]] Status CheckUnchanged(const StreamSums& sums) const;
   /// The next save writes what is frozen anew.
   void ForgetDamagedKept();
   /// Says if what is frozen has changed all the same, and since when.
@@ -209,6 +216,9 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::vector<ManifestShard> shards_;
   std::vector<std::string> index_runs_;
   std::unique_ptr<Attempt> attempt_;
+  // Of the shard, in memory; and its checksums, once sealing begins.
+  std::shared_ptr<MappedFile> mapping_;
+  std::vector<std::uint32_t> sums_;
   // There was no space for its file: it begins once more, when nothing makes room any more.
   bool tries_again_ = false;
   bool awaits_room_ = false;

@@ -111,6 +111,25 @@ void Snapshot::DivideOrder() {
   order_ = &divided_;
 }
 
+void Snapshot::ReadFrom(std::shared_ptr<const std::byte> data, std::vector<std::uint32_t> sums) {
+  copy_ = std::move(data);
+  copied_sums_ = std::move(sums);
+  reads_cpu_ = true;
+  moved_.clear();
+  for (std::size_t place = 0; place < order_->size(); ++place) {
+    // Never written through it.
+    std::byte* const at = const_cast<std::byte*>(copy_.get()) + offsets_[place];
+    source_[place] = &moved_.emplace_back(ContiguousAt(at, BytesOf((*order_)[place])));
+  }
+}
+
+std::optional<std::uint64_t> Snapshot::FindChanged(std::span<const std::uint32_t> sums) const {
+  if (copy_ == nullptr) return std::nullopt;
+  const auto differs = std::ranges::mismatch(copied_sums_, sums).in1;
+  if (differs == copied_sums_.end()) return std::nullopt;
+  return static_cast<std::uint64_t>(differs - copied_sums_.begin());
+}
+
 std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const {
   std::vector<Piece> pieces;
   const std::vector<std::uint32_t>& order = *order_;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -66,6 +68,15 @@ class Snapshot {
   };
   [[nodiscard]] std::vector<Run> Runs(std::uint64_t begin, std::uint64_t end) const;
 
+  /// After LayOut, once all was copied to `data`, and summed: reads the stream from there, for a save of it elsewhere,
+  /// whose sums must be the same.
+  void ReadFrom(std::shared_ptr<const std::byte> data, std::vector<std::uint32_t> sums);
+  [[nodiscard]] bool laid_out() const { return order_ != nullptr; }
+  /// Where it reads from after ReadFrom. Else null.
+  [[nodiscard]] const std::byte* copy() const { return copy_.get(); }
+  /// The first block that does not have the sum that it had. None if all do, or before ReadFrom.
+  [[nodiscard]] std::optional<std::uint64_t> FindChanged(std::span<const std::uint32_t> sums) const;
+
   /// Whether CPU memory other than the small tensors is read after the call of Save.
   [[nodiscard]] bool reads_cpu() const { return reads_cpu_; }
   [[nodiscard]] const TensorTable& table() const { return *table_; }
@@ -110,7 +121,10 @@ class Snapshot {
   std::vector<const StridedLayout*> source_;
   // All of the stream by dtype, the gap too.
   std::vector<Run> runs_;
-  // The copies of small CPU tensors, and the texts.
+  // See ReadFrom.
+  std::shared_ptr<const std::byte> copy_;
+  std::vector<std::uint32_t> copied_sums_;
+  // The copies of small CPU tensors, and the texts. After ReadFrom everything.
   std::deque<StridedLayout> moved_;
 };
 

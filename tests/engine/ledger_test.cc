@@ -384,5 +384,41 @@ TEST(Ledger, AdmitWaitsForARemovalOfTheStep) {
   saver.join();
 }
 
+TEST(Ledger, WithASharedOrderNoLineAndStepIsGivenTwice) {
+  Ledger ledger({Stored(100)}, 0, 0, 5);
+  ledger.ShareOrder();
+  const auto admit = [&](std::uint64_t step) {
+    const Result<SavePlan> plan = ledger.Admit(step, IfExists::kReplace);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    ledger.Committed(*plan, "attempt");
+    return plan->line;
+  };
+
+  EXPECT_EQ(admit(101), 5U);
+  EXPECT_EQ(admit(102), 5U);
+  EXPECT_EQ(admit(101), 6U) << "again";
+  EXPECT_EQ(admit(103), 6U);
+  const Result<SavePlan> failed = ledger.Admit(104, IfExists::kFail);
+  ASSERT_TRUE(failed.ok()) << failed.status();
+  ledger.Withdraw(*failed);
+  EXPECT_EQ(admit(104), 7U) << "the other place may have it";
+  EXPECT_EQ(ledger.FindNewest()->step, 104U);
+}
+
+TEST(Ledger, RetiresDamagedOnesBelowTheNewestIfAsked) {
+  const auto retired = [](bool asked) {
+    Ledger ledger({Stored(1, 1, /*damaged=*/true), Stored(2, 1), Stored(3, 1, /*damaged=*/true)}, 1, 0, 2);
+    if (asked) ledger.RetireDamaged();
+    EXPECT_EQ(ledger.Retire(), std::vector<std::uint64_t>(asked ? 1 : 0, 1)) << "3 may be newer than 2";
+    const Result<SavePlan> plan = ledger.Admit(4, IfExists::kFail);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    ledger.Committed(*plan, "attempt");
+    return ledger.Retire();
+  };
+
+  EXPECT_THAT(retired(false), ElementsAre(2));
+  EXPECT_THAT(retired(true), ElementsAre(2, 3));
+}
+
 }  // namespace
 }  // namespace cairn
