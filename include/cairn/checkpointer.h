@@ -66,7 +66,11 @@ class SaveHandle {
   /// Returns at once when the copy is already complete. On failure the save is abandoned, earlier checkpoints are
   /// untouched, and every later wait returns the same status. DeadlineExceeded leaves the save running.
   Status WaitCaptured(Deadline deadline = Deadline::Infinite()) const;
-  /// Waits until no crash and no power cut can lose this save. Failure as for WaitCaptured.
+  /// Waits until the death of the process cannot lose this save: it is kept in Options::memory_root, or durable. Ok
+  /// from then on, whatever becomes of it on the disk. Failure as for WaitCaptured.
+  Status WaitKept(Deadline deadline = Deadline::Infinite()) const;
+  /// Waits until no crash and no power cut can lose this save. Failure as for WaitCaptured. Cancelled for a save that
+  /// is kept and that the disk does not get, because a newer one was kept before the disk was free: at once, then.
   Status WaitDurable(Deadline deadline = Deadline::Infinite()) const;
   /// Gives the save up, unless its commit has begun (then it goes on, and Cancel returns false). Does not wait.
   bool Cancel() const;

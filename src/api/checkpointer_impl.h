@@ -35,6 +35,7 @@ namespace cairn {
 
 class Engine;
 class Ledger;
+class MemoryRoot;
 
 /// What the calls of one Checkpointer share. open.cc makes it; the calls are in save.cc, fence.cc, read.cc and
 /// retention.cc, and set_up.cc and PoolGrowth have what they add to it on first use.
@@ -77,6 +78,7 @@ class Checkpointer::Impl {
   std::unique_ptr<BlockingCalls> blocking;        // Before the engine, so that it ends after it.
   std::unique_ptr<Engine> engine;                 // Null if the root was opened read-only.
   std::unique_ptr<PoolGrowth> growth;             // Null if so, or if the pool does not grow.
+  std::unique_ptr<MemoryRoot> memory;             // Null without Options::memory_root. Ends before the engine.
   std::atomic<std::uint64_t> restore_rounds = 0;  // Begun so far: see RestoreTogether.
 
   std::unique_ptr<MetricsFile> metrics_file;  // Null without Options::metrics_file.
@@ -106,6 +108,7 @@ class Checkpointer::Impl {
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status MakePool();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
+  [[nodiscard]] Status OpenMemory(const Wiring& wiring);
   [[nodiscard]] Status StartMirrors(const std::string& command, const Wiring& wiring);
   /// On the engine's thread: a save has ended.
   void SaveEnded();
@@ -148,20 +151,31 @@ class Checkpointer::Impl {
   /// CheckTensors. Then the same table, or a copy that says which CPU tensors streams may still write.
   Result<std::shared_ptr<const TensorTable>> Examine(const std::shared_ptr<const TensorTable>& table)
       CAIRN_REQUIRES(save_mutex);
-  /// Waits for a free place and accepts the save. Cancelled if WhenFull::kSkip skips it.
-  Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists) CAIRN_REQUIRES(save_mutex)
+  /// Waits for a free place of `saver` and accepts the save. Cancelled if WhenFull::kSkip skips it.
+  Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists, Engine& saver) CAIRN_REQUIRES(save_mutex)
       CAIRN_EXCLUDES(restored_mutex);
-  Status ApplyWhenFull(std::uint64_t step, Deadline deadline) CAIRN_REQUIRES(save_mutex);
+  Status ApplyWhenFull(std::uint64_t step, Deadline deadline, Engine& saver) CAIRN_REQUIRES(save_mutex);
+  /// Saves are kept in memory.
+  [[nodiscard]] bool Keeps() const;
+  /// The engine that saves go to first.
+  [[nodiscard]] Engine& Saver() const;
+  /// Whether this one goes there: not if the disk must have it. InvalidArgument if it cannot.
+  [[nodiscard]] Result<bool> IsKept(std::uint64_t step, const TensorTable& table, const Values& values,
+                                    const SaveOptions& save_options) CAIRN_REQUIRES(save_mutex);
   /// Records the caller's streams on each device of `written`, the part of `table` that this rank writes.
   Result<std::vector<DeviceEvents>> RecordStreams(const TensorTable& table, const TensorTable& written,
                                                   const std::vector<Stream>& streams);
 
   // Fence.
+  /// Saves that may read the caller's tensors.
+  [[nodiscard]] std::vector<std::shared_ptr<SaveTask>> Unfenced() const;
   Status RefuseWhileCapturing(Stream stream) CAIRN_EXCLUDES(fence_mutex);
   /// SaveTask::Fence, with a warning, once, if the disk holds it up.
   Status FenceOn(SaveTask& task, Stream stream, Deadline deadline);
 
   // Read.
+  /// Where reads look beside the root.
+  [[nodiscard]] MemoryPlace memory_place() const;
   [[nodiscard]] RestoreParts MakeRestoreParts();
   /// Checkpointer::Restore of what the caller plans once the checkpoint is chosen.
   [[nodiscard]] Result<Restored> Restore(const Selector& selector, const RestoreCall& call)
@@ -179,6 +193,8 @@ class Checkpointer::Impl {
   /// What a caller asked for as one restore, or load, has ended.
   void CountRestore(bool done) const { ++(done ? metrics->restores : metrics->failed_restores); }
   [[nodiscard]] std::string MetricsText() const;
+  /// What the engines count.
+  void AddCounters(CheckpointerStats& stats) const;
   /// The newest durable checkpoint and the free space.
   void AddMetrics(CheckpointerStats& stats) const;
 

@@ -1,5 +1,6 @@
 // The calls that wait for saves in flight.
 #include "api/checkpointer_impl.h"
+#include "api/memory_root.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "engine/engine.h"
@@ -10,7 +11,7 @@ Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
   if (impl_->engine == nullptr) return Status::Ok();
   if (stream.device.kind != DeviceKind::kCpu) CAIRN_RETURN_IF_ERROR(impl_->RefuseWhileCapturing(stream));
-  for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) {
+  for (const std::shared_ptr<SaveTask>& task : impl_->Unfenced()) {
     const Trace::Clock::time_point begun = Trace::Clock::now();
     const Status status = impl_->FenceOn(*task, stream, deadline);
     impl_->trace.Span("fence", "fence", begun, Trace::Clock::now(), task->plan().step, 0);
@@ -19,14 +20,25 @@ Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   return Status::Ok();
 }
 
+std::vector<std::shared_ptr<SaveTask>> Checkpointer::Impl::Unfenced() const {
+  std::vector<std::shared_ptr<SaveTask>> tasks = engine->InFlight();
+  if (memory == nullptr) return tasks;
+  // A drain reads what is kept.
+  std::erase_if(tasks, [](const auto& task) { return task->drains(); });
+  for (auto& task : memory->engine().InFlight()) tasks.push_back(std::move(task));
+  return tasks;
+}
+
 CopyPause Checkpointer::PauseCopies(std::chrono::nanoseconds at_most) {
   if (!impl_->CheckProcess().ok() || impl_->engine == nullptr) return {};
-  const std::shared_ptr<CopyPauses>& pauses = impl_->engine->pauses();
+  const std::shared_ptr<CopyPauses>& pauses = impl_->Saver().pauses();
   return {pauses, pauses->Begin(Deadline::In(at_most).when())};
 }
 
 void Checkpointer::Impl::EndPauses() {
-  if (CheckProcess().ok() && engine != nullptr) engine->pauses()->EndAll();
+  if (!CheckProcess().ok() || engine == nullptr) return;
+  engine->pauses()->EndAll();
+  if (memory != nullptr) memory->engine().pauses()->EndAll();
 }
 
 Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadline) {
@@ -67,7 +79,7 @@ Status Checkpointer::Impl::RefuseWhileCapturing(Stream stream) {
 Status Checkpointer::WaitForPlace(Deadline deadline) const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
   const auto begun = SaveTask::Clock::now();
-  const bool place = impl_->engine->WaitForPlace(impl_->options.max_in_flight, deadline);
+  const bool place = impl_->Saver().WaitForPlace(impl_->options.max_in_flight, deadline);
   impl_->metrics->stall += static_cast<std::uint64_t>(std::chrono::nanoseconds(SaveTask::Clock::now() - begun).count());
   if (place) return Status::Ok();
   return Error(StatusCode::kDeadlineExceeded, "{} saves are in flight", impl_->options.max_in_flight);
@@ -80,15 +92,24 @@ Status Checkpointer::Drain(Deadline deadline) {
 
 Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
+  if (memory != nullptr && (!memory->WaitIdle(deadline) || !memory->engine().WaitIdle(deadline))) {
+    const Status hangs = deadline.passed() ? Status::Ok() : engine->DiskHangs();
+    if (hangs.ok()) return Error(StatusCode::kDeadlineExceeded, "still in flight: {}", memory->Busy());
+    return Error(hangs.code(), hangs.detail(), "still in flight: {}: {}", memory->Busy(), hangs.message());
+  }
   if (engine == nullptr || engine->WaitIdle(deadline)) return Status::Ok();
   return Error(StatusCode::kDeadlineExceeded, "still in flight: {}", engine->Busy());
 }
 
-bool Checkpointer::Impl::HasSaves() const { return engine != nullptr && engine->HasSaves(); }
+bool Checkpointer::Impl::HasSaves() const {
+  return engine != nullptr && (engine->HasSaves() || (memory != nullptr && !memory->WaitIdle(Deadline::In({}))));
+}
 
 Status Checkpointer::Impl::TakeUnheardFailure() {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
-  return engine == nullptr ? Status::Ok() : engine->TakeUnheardFailure();
+  if (engine == nullptr) return Status::Ok();
+  Status failure = engine->TakeUnheardFailure();
+  return failure.ok() && memory != nullptr ? memory->engine().TakeUnheardFailure() : failure;
 }
 
 }  // namespace cairn

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "api/checkpointer_impl.h"
+#include "api/memory_root.h"
 #include "engine/engine.h"
 #include "engine/ledger.h"
 #include "store/writer.h"
@@ -104,6 +105,11 @@ void AddMirrors(PrometheusText& text, const std::vector<MirrorState>& mirrors) {
 
 }  // namespace
 
+void Checkpointer::Impl::AddCounters(CheckpointerStats& stats) const {
+  if (memory != nullptr) return memory->AddStats(stats);
+  if (engine != nullptr) engine->AddStats(stats);
+}
+
 void Checkpointer::Impl::AddMetrics(CheckpointerStats& stats) const {
   if (const std::int64_t free = metrics->disk_free; free != Metrics::kUnknown) {
     stats.disk_free_bytes = static_cast<std::uint64_t>(free);
@@ -132,8 +138,11 @@ std::string Checkpointer::Impl::MetricsText() const {
   text.Gauge("cairn_opened_timestamp_seconds", "When this Checkpointer was opened.").Value(opened_at);
   if (engine != nullptr) {
     CheckpointerStats stats;
-    engine->AddStats(stats);
+    AddCounters(stats);
     AddSaves(text, *metrics, stats);
+    if (memory != nullptr) {
+      text.Histogram("cairn_save_kept_seconds", "From the call of save until kept in memory.").Value(metrics->kept);
+    }
     AddPhases(text, *metrics, alone, leads);
     if (leads) AddGroup(text, *metrics, *ledger);
     if (mirrors != nullptr) AddMirrors(text, mirrors->states());

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "api/checkpointer_impl.h"
+#include "api/memory_root.h"
 #include "api/resolve_options.h"
 #include "api/restore_from.h"
 #include "api/shared_root.h"
@@ -132,6 +133,9 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.trace = &trace;
   parts.metrics = metrics.get();
   parts.on_ended = [this] { SaveEnded(); };
+  parts.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& /*outcome*/) {
+    if (memory != nullptr) memory->OnGoneFromDisk(task);
+  };
   parts.queue = make_queue;
   parts.group = group;
   parts.frozen_every = wiring.frozen_every.value_or(kFrozenEvery);
@@ -139,6 +143,27 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   if (grows) {
     CAIRN_ASSIGN_OR_RETURN(growth, PoolGrowth::Start(*pool, workers, ranks_of_node, options.on_event));
   }
+  return Status::Ok();
+}
+
+Status Checkpointer::Impl::OpenMemory(const Wiring& wiring) {
+  if (options.memory_root.empty() || options.read_only) return Status::Ok();
+  CAIRN_ASSIGN_OR_RETURN(const Devices::Found cpu, devices->Get({}));
+  // Nothing there waits for a disk, and no ring is needed for it.
+  CAIRN_ASSIGN_OR_RETURN(IoQueueChoice queue, ChooseIoQueue(IoQueueKind::kThreads, options.queue_depth));
+  CAIRN_ASSIGN_OR_RETURN(
+      memory,
+      MemoryRoot::Open({.options = options,
+                        .root = root.get(),
+                        .ledger = ledger.get(),
+                        .engine = engine.get(),
+                        .pool = pool.get(),
+                        .workers = &workers,
+                        .trace = &trace,
+                        .metrics = metrics.get(),
+                        .cpu = cpu.device,
+                        .group = group,
+                        .queue = wiring.wrap_memory_queue ? wiring.wrap_memory_queue(queue.factory) : queue.factory}));
   return Status::Ok();
 }
 
@@ -218,6 +243,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   }
   CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
+  CAIRN_RETURN_IF_ERROR(impl->OpenMemory(wiring));
   if (!metrics_path.empty()) {
     CAIRN_ASSIGN_OR_RETURN(
         impl->metrics_file,
@@ -243,28 +269,36 @@ Checkpointer::~Checkpointer() {
   }
   impl_->EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
   const auto end = Deadline::At(std::min(Deadline::In(impl_->options.close_timeout).when(), impl_->close_by.load()));
-  static_cast<void>(impl_->engine->WaitIdle(impl_->abandons_at_once ? Deadline::In({}) : Inside::AbandonsBefore(end)));
+  static_cast<void>(impl_->WaitIdle(impl_->abandons_at_once ? Deadline::In({}) : Inside::AbandonsBefore(end)));
   if (impl_->mirrors != nullptr && !impl_->HasSaves()) impl_->mirrors->Tell();
   const bool grown = impl_->growth == nullptr || impl_->growth->End(end);
+  MemoryRoot* const memory = impl_->memory.get();
+  if (memory != nullptr) memory->StopDraining();
+  const bool kept = memory == nullptr || memory->engine().Stop(end);
   const bool stopped = impl_->engine->Stop(end);
   // Its disk is not the root's, and nothing is lost with it.
   const auto soon = Deadline::At(std::min(end.when(), Deadline::In(std::chrono::seconds(1)).when()));
   const bool removed = impl_->metrics_file == nullptr || impl_->metrics_file->End(soon);
+  if (kept && memory != nullptr) memory->Close(/*removes=*/stopped);
   // Who abandons at once has waited for them. Left behind, they use nothing of this.
   const auto patience = impl_->abandons_at_once ? Deadline::In({}) : end;
   if (impl_->mirrors != nullptr && !impl_->mirrors->End(patience)) static_cast<void>(impl_->mirrors.release());
-  if (stopped && impl_->blocking->idle() && grown && removed) return;
+  if (stopped && kept && impl_->blocking->idle() && grown && removed) return;
   // Leaked if a thread does not stop: it, the kernel and the devices go on using it.
   impl_.release()->LeaveBehind();
 }
 
 void Checkpointer::Impl::LeaveBehind() {
   root->Leave();
-  const auto ended = [this, running = std::make_shared<std::atomic<int>>(2)] {
-    if (running->fetch_sub(1) == 1) root->ReleaseLock();
+  if (memory != nullptr) memory->root().Leave();
+  const auto ended = [this, running = std::make_shared<std::atomic<int>>(memory == nullptr ? 2 : 3)] {
+    if (running->fetch_sub(1) != 1) return;
+    if (memory != nullptr) memory->root().ReleaseLock();
+    root->ReleaseLock();
   };
   engine->AtEnd(ended);
   blocking->AtEnd(ended);
+  if (memory != nullptr) memory->engine().AtEnd(ended);
 }
 
 }  // namespace cairn

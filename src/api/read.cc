@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "api/checkpointer_impl.h"
+#include "api/memory_root.h"
 #include "api/shared_restore.h"
 #include "base/status_macros.h"
 #include "engine/engine.h"
@@ -19,6 +20,8 @@ Status Checkpointer::Impl::CheckReadable(const Selector& selector) const {
   return selector.folder().empty() ? root->CheckPath() : Status::Ok();
 }
 
+MemoryPlace Checkpointer::Impl::memory_place() const { return memory == nullptr ? MemoryPlace() : memory->place(); }
+
 RestoreParts Checkpointer::Impl::MakeRestoreParts() {
   return {.queue = Reporting(make_queue, options.on_event),
           .pool = pool.get(),
@@ -32,10 +35,14 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
           .on_event = options.on_event,
           .on_damaged =
               [this](const CheckpointInfo& info) {
+                // The disk's copy of it is another.
+                const bool in_memory = memory != nullptr && info.path.starts_with(memory->place().path + "/");
+                if (in_memory) return memory->FoundDamaged(info);
                 if (ledger != nullptr) ledger->FoundDamaged(info.step, info.attempt);
               },
           .world = group->size(),
           .ranks_of_node = ranks_of_node,
+          .memory = memory_place(),
           .kept = &kept_header};
 }
 
@@ -75,8 +82,8 @@ Result<CheckpointDetails> Checkpointer::Impl::Inspect(const Selector& selector, 
 }
 
 void Checkpointer::Impl::ContinueFrom(const Restored& now) {
-  // Of several ranks, each saves only its share of what is replicated.
-  if (growth != nullptr && group->size() == 1) growth->FitTo(now.bytes, Severity::kInfo);
+  // Of several ranks, each saves only its share of what is replicated. What is kept in memory needs no pool.
+  if (!Keeps() && growth != nullptr && group->size() == 1) growth->FitTo(now.bytes, Severity::kInfo);
   if (ledger != nullptr) ledger->Restored(now.step, now.line, now.attempt);
   MutexLock lock(restored_mutex);
   restored = ManifestParent{now.step, now.attempt};
@@ -91,7 +98,7 @@ Result<Restored> Checkpointer::Restore(const Selector& selector, const State& st
 
 Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(Latest()));
-  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> list, ListInfos(impl_->root_path));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> list, ListInfos(impl_->root_path, impl_->memory_place()));
   for (const MirrorRecord& mirror : ListMirrors(impl_->root_path)) {
     for (const MirroredCheckpoint& copy : mirror.checkpoints) {
       const auto found = std::ranges::find(list, copy.attempt, &CheckpointInfo::attempt);
@@ -118,7 +125,7 @@ Status Checkpointer::WaitMirrored(std::uint64_t step, const std::string& target,
 
 Result<CheckpointDetails> Checkpointer::Inspect(const Selector& selector) const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(selector));
-  return InspectSelected(impl_->root_path, selector);
+  return InspectSelected(impl_->root_path, selector, impl_->memory_place());
 }
 
 Status Checkpointer::Verify(const Selector& selector, const Progress& progress) const {
@@ -128,14 +135,19 @@ Status Checkpointer::Verify(const Selector& selector, const Progress& progress) 
 
 Status Checkpointer::LastFailure() const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
-  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->NewestFailure();
+  if (impl_->engine == nullptr) return Status::Ok();
+  Status newest = impl_->engine->NewestFailure();
+  return newest.ok() && impl_->memory != nullptr ? impl_->memory->engine().NewestFailure() : newest;
 }
 
 Status Checkpointer::CheckFailures() const {
   const int most = impl_->options.stop_after_failures;
   if (most == 0) return LastFailure();
   CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
-  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->FailureAfter(static_cast<std::uint64_t>(most));
+  if (impl_->engine == nullptr) return Status::Ok();
+  Status failure = impl_->engine->FailureAfter(static_cast<std::uint64_t>(most));
+  if (!failure.ok() || impl_->memory == nullptr) return failure;
+  return impl_->memory->engine().FailureAfter(static_cast<std::uint64_t>(most));
 }
 
 CheckpointerStats Checkpointer::stats() const {
@@ -149,7 +161,7 @@ CheckpointerStats Checkpointer::stats() const {
   stats.pool_hugepage_bytes = impl_->pool->HugepageBytes();
   stats.pool_peak_bytes = impl_->pool->peak_bytes();
   stats.chunk_bytes = impl_->pool->chunk_bytes();
-  if (impl_->engine != nullptr) impl_->engine->AddStats(stats);
+  impl_->AddCounters(stats);
   if (impl_->steered != nullptr) impl_->steered->AddStats(stats);
   impl_->AddMetrics(stats);
   return stats;

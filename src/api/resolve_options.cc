@@ -8,6 +8,7 @@
 #include "base/finite.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
+#include "store/memory_folder.h"
 
 namespace cairn {
 namespace {
@@ -61,6 +62,17 @@ int Share(std::uint64_t of_node, std::uint64_t ranks_of_node, std::uint64_t leas
   return static_cast<int>(std::clamp(of_node / ranks_of_node, least, most));
 }
 
+Status CheckMemory(const Options& options) {
+  if (options.group != nullptr && options.group->size() > 1) {
+    return Error(StatusCode::kInvalidArgument, "memory_root: expected one process, found a group of {} ranks",
+                 options.group->size());
+  }
+  if (!options.checksums) {
+    return Error(StatusCode::kInvalidArgument, "memory_root: expected checksums, found checksums off");
+  }
+  return CheckMemoryRoot(options.memory_root);
+}
+
 }  // namespace
 
 bool DependOnNodeRanks(const Options& options) {
@@ -75,6 +87,7 @@ Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
                ? Status::Ok()
                : Error(StatusCode::kInvalidArgument, "{}: expected {} to {}, found {}", field, least, most, value);
   };
+  if (!options.memory_root.empty() && !options.read_only) CAIRN_RETURN_IF_ERROR(CheckMemory(options));
   if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "root is empty");
   CAIRN_ASSIGN_OR_RETURN(options.mirrors, CheckMirrors(options));
   if (!options.restore_from.empty()) {

@@ -1,5 +1,6 @@
 // The calls that keep a checkpoint, remove it, or move it out of the root.
 #include "api/checkpointer_impl.h"
+#include "api/memory_root.h"
 #include "base/status_macros.h"
 #include "engine/ledger.h"
 #include "store/list.h"
@@ -56,6 +57,11 @@ Status Checkpointer::Remove(std::uint64_t step) {
     Removal removal = RemoveCheckpointBlocking(queue, impl->root->at(), step,
                                                {.check_writer = impl->check_writer, .pinned = Pinned::kGoes});
     removal.gone ? impl->ledger->Removed(step) : impl->ledger->CancelRetirement(step);
+    const bool gone = removal.gone || removal.status.code() == StatusCode::kNotFound;
+    if (impl->memory != nullptr && gone) {
+      Status in_memory = impl->memory->RemoveStep(queue, step);
+      if (in_memory.code() != StatusCode::kNotFound) return in_memory;
+    }
     return NameSteps(impl->root->at(), step, std::move(removal.status));
   });
 }

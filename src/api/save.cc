@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "api/checkpointer_impl.h"
+#include "api/memory_root.h"
 #include "base/status_macros.h"
 #include "engine/engine.h"
 
@@ -68,13 +69,25 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   const Result<ReplicaAssignment> share = sharing->Of(table, save_options.replicated);
   if (!share.ok()) return refuse(share.status());
   const auto waiting = SaveTask::Clock::now();
-  Result<SavePlan> plan = Admit(step, save_options.if_exists);
+  const Result<bool> kept = IsKept(step, *share->table, values, save_options);
+  if (!kept.ok()) return refuse(kept.status());
+  if (memory != nullptr && save_options.if_exists == IfExists::kReplace) {
+    memory->GiveUpDrain(step, Deadline::In(options.full_timeout));
+  }
+  Engine& saver = *kept ? memory->engine() : *engine;
+  Result<SavePlan> plan = Admit(step, save_options.if_exists, saver);
   const auto stall = SaveTask::Clock::now() - waiting;
   // Not an error of this call: training goes on, and its saves do once the disk answers.
   if (plan.status().code() == StatusCode::kCancelled || plan.status().detail() == StatusDetail::kDiskHangs) {
     return SaveHandle(SubmitFailed(step, sequence, begun, plan.status()));
   }
   if (!plan.ok()) return refuse(plan.status());
+  if (*kept) {
+    if (const Status accepted = memory->Accept(*plan, Deadline::In(options.full_timeout)); !accepted.ok()) {
+      ledger->Withdraw(*plan);
+      return refuse(accepted);
+    }
+  }
   plan->sequence = sequence;
   plan->pin = save_options.pin;
   plan->hold = hold;
@@ -82,15 +95,16 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   Result<std::vector<DeviceEvents>> events = RecordStreams(*table, *share->table, save_options.streams);
   if (!events.ok()) {
     if (plan->admitted) ledger->Withdraw(*plan);
+    if (*kept) memory->Withdraw(*plan);
     return refuse(events.status());
   }
   auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(share->table, std::move(values)),
-                                         *std::move(events), begun, engine->inbox());
+                                         *std::move(events), begun, saver.inbox());
   task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
-  engine->Submit(task);
+  *kept ? memory->Submit(task) : engine->Submit(task);
   if (steered != nullptr) steered->Begun(task);
   // Last: its thread takes locks of the kernel and the driver that this one may need.
-  if (growth != nullptr) growth->FitTo(share->table->bytes(), Severity::kWarning);
+  if (growth != nullptr && !*kept) growth->FitTo(share->table->bytes(), Severity::kWarning);
   return SaveHandle(std::move(task));
 }
 
@@ -139,10 +153,40 @@ Result<std::shared_ptr<const TensorTable>> Checkpointer::Impl::Examine(
   return any ? marked_table : table;
 }
 
-Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exists) {
+bool Checkpointer::Impl::Keeps() const { return memory != nullptr && memory->in_use(); }
+
+Engine& Checkpointer::Impl::Saver() const { return Keeps() ? memory->engine() : *engine; }
+
+Result<bool> Checkpointer::Impl::IsKept(std::uint64_t step, const TensorTable& table, const Values& values,
+                                        const SaveOptions& save_options) {
+  const bool due = save_options.pin || (options.keep_every != 0 && step % options.keep_every == 0);
+  if (!Keeps() || due) return false;
+  // A header has, in JSON, of each tensor its name (maybe of a part, too) and numbers, and the values, escaped.
+  std::uint64_t header = 9 * DivideUp(table.bytes(), kChecksumBlock);
+  std::uint64_t bytes = table.bytes();
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const TensorEntry& tensor = table[i];
+    if (tensor.device.kind != DeviceKind::kCpu || tensor.written_by_streams) {
+      return Error(StatusCode::kInvalidArgument,
+                   "memory_root: expected tensors in the CPU's memory, which no GPU writes, found \"{}\" {}",
+                   tensor.name, tensor.written_by_streams ? "in pinned memory" : "on " + ToString(tensor.device));
+    }
+    header += 512 + 4 * tensor.name.size();
+  }
+  for (const auto& [name, value] : values) {
+    const Json* const json = std::get_if<Json>(&value);
+    const std::string* const text = std::get_if<std::string>(&value);
+    const std::size_t length = json != nullptr ? json->text.size() : text != nullptr ? text->size() : 0;
+    header += 64 + 2 * name.size() + (length < kLongValueBytes || text != nullptr ? 2 * length : 0);
+    if (json != nullptr && length >= kLongValueBytes) bytes += length;
+  }
+  return memory->MakeRoom(bytes, header, Deadline::In(options.full_timeout));
+}
+
+Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exists, Engine& saver) {
   const Deadline deadline = Deadline::In(options.full_timeout);
-  CAIRN_RETURN_IF_ERROR(ApplyWhenFull(step, deadline));
-  if (const Status hangs = engine->DiskHangs(); !hangs.ok()) {
+  CAIRN_RETURN_IF_ERROR(ApplyWhenFull(step, deadline, saver));
+  if (const Status hangs = saver.DiskHangs(); !hangs.ok()) {
     return Error(hangs.code(), hangs.detail(), "step {}: not begun: {}", step, hangs.message());
   }
   if (ledger != nullptr) return ledger->Admit(step, if_exists, deadline);
@@ -150,8 +194,8 @@ Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exist
   return SavePlan{.step = step, .parent = restored};
 }
 
-Status Checkpointer::Impl::ApplyWhenFull(std::uint64_t step, Deadline deadline) {
-  if (engine->WaitForPlace(options.max_in_flight, Deadline::In({}))) return Status::Ok();
+Status Checkpointer::Impl::ApplyWhenFull(std::uint64_t step, Deadline deadline, Engine& saver) {
+  if (saver.WaitForPlace(options.max_in_flight, Deadline::In({}))) return Status::Ok();
   int places = options.max_in_flight;
   if (group->rank() != 0) {
     // Rank 0 decides. If it skips a save, nobody waits here: there is one more place, for the save whose refusal is on
@@ -160,7 +204,7 @@ Status Checkpointer::Impl::ApplyWhenFull(std::uint64_t step, Deadline deadline) 
   } else if (options.when_full == WhenFull::kSkip) {
     return Error(StatusCode::kCancelled, "step {}: skipped, {} saves are in flight", step, options.max_in_flight);
   } else if (options.when_full == WhenFull::kReplace) {
-    const std::vector<std::shared_ptr<SaveTask>> tasks = engine->InFlight();
+    const std::vector<std::shared_ptr<SaveTask>> tasks = saver.InFlight();
     const auto youngest =
         std::find_if(tasks.rbegin(), tasks.rend(), [](const auto& task) { return !task->captured(); });
     if (youngest != tasks.rend()) {
@@ -168,7 +212,7 @@ Status Checkpointer::Impl::ApplyWhenFull(std::uint64_t step, Deadline deadline) 
           Error(StatusCode::kCancelled, "step {}: replaced by step {}", (*youngest)->plan().step, step)));
     }
   }
-  if (engine->WaitForPlace(places, deadline)) return Status::Ok();
+  if (saver.WaitForPlace(places, deadline)) return Status::Ok();
   return Error(StatusCode::kDeadlineExceeded, "step {}: {} saves were in flight all through full_timeout", step,
                options.max_in_flight);
 }
@@ -231,6 +275,7 @@ Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const Tensor
 SaveHandle::SaveHandle(std::shared_ptr<SaveTask> task) : task_(std::move(task)) {}
 std::uint64_t SaveHandle::step() const { return task_->plan().step; }
 Status SaveHandle::WaitCaptured(Deadline deadline) const { return task_->WaitCaptured(deadline); }
+Status SaveHandle::WaitKept(Deadline deadline) const { return task_->WaitKept(deadline); }
 Status SaveHandle::WaitDurable(Deadline deadline) const { return task_->WaitDurable(deadline); }
 Status SaveHandle::status() const { return task_->status(); }
 SaveStats SaveHandle::stats() const { return task_->stats(); }

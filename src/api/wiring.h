@@ -22,6 +22,8 @@ struct Wiring {
   std::function<Result<std::unique_ptr<Device>>(DeviceId, WorkerPool&)> cuda;
   /// Wraps the factory of the chosen queue: faults, rate limits, recordings. Called for every queue that is made.
   std::function<IoQueueFactory(IoQueueFactory)> wrap_queue;
+  /// The same for those of Options::memory_root, whose reads go through the others.
+  std::function<IoQueueFactory(IoQueueFactory)> wrap_memory_queue;
   /// Who has asked the other ranks already, gives the answer here. Otherwise Open asks them, if it must know it.
   std::optional<NodeRanks> node = std::nullopt;
   /// See kFrozenEvery: tests do not want to wait so long.

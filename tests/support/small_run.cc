@@ -50,6 +50,7 @@ Options SmallOptions(const std::string& root) {
 Wiring Through(const std::shared_ptr<FaultPlan>& plan) {
   Wiring wiring;
   wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  wiring.wrap_memory_queue = wiring.wrap_queue;
   return wiring;
 }
 

@@ -1,0 +1,359 @@
+#include "api/memory_root.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/human.h"
+#include "base/status_macros.h"
+#include "base/uuid.h"
+#include "store/memory_folder.h"
+#include "store/remove.h"
+#include "store/writer.h"
+
+namespace cairn {
+namespace {
+
+constexpr unsigned kFileMode = 0600;
+constexpr unsigned kFolderMode = 0700;
+
+// Beside those of saves in flight: the newest that is kept, which waits, and the one that is drained.
+std::uint64_t SlotsOf(const Options& options) { return static_cast<std::uint64_t>(options.max_in_flight) + 2; }
+
+Options OptionsInMemory(Options options, std::string path) {
+  options.root = std::move(path);
+  options.keep_last = 1;
+  options.keep_every = 0;
+  options.recycle = true;
+  options.file_mode = kFileMode;
+  options.directory_mode = kFolderMode;
+  // The disk's save looks, which is the one that is listed.
+  options.nonfinite = MarkNonFinite::kOff;
+  return options;
+}
+
+Result<std::unique_ptr<Root>> OpenIn(const std::string& path, const MemoryRoot::Parts& parts) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+  return Root::Open(*queue, {.path = path,
+                             .wait = parts.options.open_timeout,
+                             .take_over = parts.options.take_over,
+                             .file_mode = kFileMode,
+                             .directory_mode = kFolderMode,
+                             .id = parts.root->id()});
+}
+
+std::pair<std::uint64_t, std::uint64_t> PlaceInTime(const CheckpointInfo& info) { return {info.line, info.step}; }
+std::pair<std::uint64_t, std::uint64_t> PlaceInTime(const SaveTask& task) {
+  return {task.plan().line, task.plan().step};
+}
+
+Status Overtaken(const SaveTask& task, const SaveTask& by) {
+  return Error(StatusCode::kCancelled,
+               "step {}: kept in memory, and left out of the disk: step {} was kept before the disk was free",
+               task.plan().step, by.plan().step);
+}
+
+/// The newest that verifies.
+const CheckpointInfo* NewestOf(const std::vector<CheckpointInfo>& list) {
+  const CheckpointInfo* newest = nullptr;
+  for (const CheckpointInfo& one : list) {
+    if (one.status.ok() && (newest == nullptr || PlaceInTime(*newest) < PlaceInTime(one))) newest = &one;
+  }
+  return newest;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
+  const Options& options = parts.options;
+  const std::string& id = parts.root->id();
+  const auto warn = [&options](std::string message, std::string path) {
+    options.on_event(
+        {.severity = Severity::kWarning, .message = std::move(message), .phase = "open", .path = std::move(path)});
+  };
+  CAIRN_ASSIGN_OR_RETURN(const std::string path, MakeMemoryFolder(options.memory_root, id));
+  const Result<std::optional<WriterRecord>> record = ReadWriter(PathAt(path));
+  if (record.ok() && *record && (*record)->root != id) {
+    warn(fmt::format("{} is of another root, {}, and is ignored: there is no memory root in this run", path,
+                     (*record)->root),
+         path);
+    return std::unique_ptr<MemoryRoot>();
+  }
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, OpenIn(path, parts));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> found, ListInfos(root->at()));
+  std::erase_if(found, [&](const CheckpointInfo& one) {
+    if (!one.status.ok() || one.root == id) return false;
+    warn(fmt::format("{} is of another root, {}, and is ignored", one.path, one.root), one.path);
+    return true;
+  });
+  const CheckpointInfo* newest = NewestOf(found);
+  if (newest != nullptr && newest->line >= parts.root->line()) {
+    // Whether what is there is newer or older than the root's, no number tells any more, now or later.
+    const std::string aside = fmt::format("{}-aside-{}", path, MakeUuid());
+    if (::rename(path.c_str(), aside.c_str()) != 0) return ErrnoStatus(errno, "renaming " + path);
+    warn(fmt::format("{} has step {} of line {}, but {} has begun no line above {}: has an older copy of it been put "
+                     "back? It is not read, and is now {}; remove it",
+                     path, newest->step, newest->line, options.root, parts.root->line() - 1, aside),
+         aside);
+    root.reset();
+    CAIRN_RETURN_IF_ERROR(MakeMemoryFolder(options.memory_root, id).status());
+    CAIRN_ASSIGN_OR_RETURN(root, OpenIn(path, parts));
+    found.clear();
+    newest = nullptr;
+  }
+  const std::vector<CheckpointInfo> on_disk = parts.ledger->NewestFirst();
+  if (newest != nullptr && !on_disk.empty() && PlaceInTime(*newest) < PlaceInTime(on_disk.front())) {
+    warn(fmt::format("{} is of line {}, and older than step {} of line {}, which the disk has", newest->path,
+                     newest->line, on_disk.front().step, on_disk.front().line),
+         newest->path);
+  }
+  std::unique_ptr<MemoryRoot> made(new MemoryRoot(std::move(parts), std::move(root), std::move(found)));
+  const Parts& disk = made->disk_;
+  EngineParts engine;
+  engine.options = OptionsInMemory(disk.options, path);
+  engine.root = made->root_->at();
+  engine.root_id = id;
+  engine.in_memory = true;
+  engine.begin_line = [raw = disk.engine](std::uint64_t line, StatusDone done) {
+    raw->BeginLine(line, std::move(done));
+  };
+  engine.admitted_by = disk.ledger;
+  engine.check_writer = [raw = made->root_.get()] { return raw->CheckWriter(); };
+  engine.devices = {disk.cpu};
+  engine.pool = disk.pool;
+  engine.workers = disk.workers;
+  engine.ledger = &made->ledger_;
+  engine.trace = disk.trace;
+  engine.metrics = disk.metrics;
+  engine.on_gone = [raw = made.get()](const std::shared_ptr<SaveTask>& task, const Status& outcome) {
+    raw->OnGone(task, outcome);
+  };
+  engine.queue = disk.queue;
+  engine.group = disk.group;
+  CAIRN_ASSIGN_OR_RETURN(made->engine_, Engine::Start(std::move(engine)));
+  return made;
+}
+
+MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found)
+    : disk_(std::move(parts)),
+      root_(std::move(root)),
+      ledger_(std::move(found), /*keep_last=*/1, /*keep_every=*/0, disk_.root->line()) {
+  ledger_.RetireDamaged();
+  disk_.ledger->ShareOrder();
+}
+
+MemoryRoot::~MemoryRoot() = default;
+
+bool MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) {
+  if (off_) return false;
+  // Headers vary a little from save to save.
+  const std::uint64_t needed = AlignUp(bytes, kBlock) + AlignUp(header + header / 4, std::uint64_t{64} << 10);
+  if (needed <= slot_bytes_) return true;
+  Status allocated;
+  while (slot_bytes_ < needed) {
+    if (!engine_->WaitIdle(deadline)) return false;
+    MutexLock lock(mutex_);  // So that no drain ends, and lets retention begin.
+    if (!engine_->WaitIdle(Deadline::In({}))) continue;
+    allocated = AllocateSlots(root_->at(), SlotsOf(disk_.options), needed);
+    slot_bytes_ = needed;
+  }
+  if (!allocated.ok()) TurnOff(allocated);
+  return allocated.ok();
+}
+
+void MemoryRoot::GiveUpDrain(std::uint64_t step, Deadline deadline) {
+  const Status why =
+      Error(StatusCode::kCancelled, "step {}: kept in memory, and saved anew before the disk had it", step);
+  std::shared_ptr<SaveTask> drain;
+  {
+    MutexLock lock(mutex_);
+    const auto is_of = [step](const auto& task) { return task != nullptr && task->plan().step == step; };
+    if (expected_ != 0) return;  // A newer one: this step is refused.
+    if (is_of(waiting_)) return LeaveOut(std::exchange(waiting_, nullptr), why);
+    if (waiting_ == nullptr && is_of(drain_)) drain = drain_;
+  }
+  if (drain == nullptr) return;
+  static_cast<void>(drain->RequestCancel(why));
+  static_cast<void>(drain->WaitEnded(deadline));
+}
+
+Status MemoryRoot::Accept(SavePlan& plan, Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(ledger_.Accept(plan, deadline));
+  plan.attempt = MakeUuid();
+  return Status::Ok();
+}
+
+void MemoryRoot::Submit(const std::shared_ptr<SaveTask>& task) {
+  {
+    MutexLock lock(mutex_);
+    ++expected_;
+  }
+  engine_->Submit(task);
+}
+
+void MemoryRoot::TurnOff(const Status& why) {
+  if (off_.exchange(true)) return;
+  Notify({.severity = Severity::kWarning,
+          .status = why,
+          .message =
+              fmt::format("{}: there is no memory root from here on in this run, and saves go to the disk alone: {}",
+                          root_->path(), why.message()),
+          .phase = "memory",
+          .path = root_->path()});
+}
+
+void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) {
+  const bool failed = !outcome.ok() && outcome.code() != StatusCode::kCancelled &&
+                      outcome.code() != StatusCode::kInvalidArgument &&
+                      outcome.code() != StatusCode::kDeadlineExceeded && outcome.detail() != StatusDetail::kDiskHangs;
+  // A save may be cancelled with any status.
+  if (failed && !task->cancelled()) TurnOff(outcome);
+  MutexLock lock(mutex_);
+  --expected_;
+  changed_.NotifyAll();
+  if (!outcome.ok()) return;
+  const std::uint64_t step = task->plan().step;
+  ledger_.SetPinned(step, true);
+  if (stopping_) {
+    return LeaveOut(task,
+                    Error(StatusCode::kCancelled, "step {}: kept in memory alone: the checkpointer was closed", step));
+  }
+  if (drain_ == nullptr) return Drain(task);
+  // A younger one may have been kept before it.
+  const std::shared_ptr<SaveTask>& other = waiting_ != nullptr ? waiting_ : drain_;
+  const bool newer = PlaceInTime(*other) < PlaceInTime(*task);
+  if (newer && waiting_ != nullptr) LeaveOut(waiting_, Overtaken(*waiting_, *task));
+  if (!newer) return LeaveOut(task, Overtaken(*task, *other));
+  waiting_ = task;
+}
+
+void MemoryRoot::Drain(const std::shared_ptr<SaveTask>& task) {
+  SavePlan plan = task->plan();
+  plan.hold = {};  // Its caller has released it.
+  drain_ = std::make_shared<SaveTask>(std::move(plan), task->TakeSnapshot(), std::vector<DeviceEvents>(), task->begun(),
+                                      disk_.engine->inbox());
+  drain_->Drain(task);
+  ++drains_;
+  disk_.engine->Submit(drain_);
+}
+
+void MemoryRoot::LeaveOut(const std::shared_ptr<SaveTask>& task, Status why) {
+  disk_.ledger->Withdraw(task->plan());
+  task->DropSnapshot();
+  Unpin(task->plan());
+  task->Finish(std::move(why));
+}
+
+void MemoryRoot::Unpin(const SavePlan& plan) {
+  // The step may have been saved anew meanwhile.
+  if (ledger_.AttemptOf(plan.step) == plan.attempt) ledger_.SetPinned(plan.step, false);
+}
+
+void MemoryRoot::OnGoneFromDisk(const std::shared_ptr<SaveTask>& task) {
+  MutexLock lock(mutex_);
+  if (drain_ != task) return;
+  drain_ = nullptr;
+  Unpin(task->plan());
+  if (waiting_ != nullptr) Drain(std::exchange(waiting_, nullptr));
+  engine_->Retire();
+  changed_.NotifyAll();
+}
+
+Status MemoryRoot::RemoveStep(IoQueue& queue, std::uint64_t step) {
+  CAIRN_RETURN_IF_ERROR(ledger_.BeginRemoval(step));
+  const Removal removal = RemoveCheckpointBlocking(
+      queue, root_->at(), step, {.check_writer = [this] { return root_->CheckWriter(); }, .pinned = Pinned::kGoes});
+  removal.gone ? ledger_.Removed(step) : ledger_.CancelRetirement(step);
+  return removal.status;
+}
+
+bool MemoryRoot::WaitIdle(Deadline deadline) const {
+  while (true) {
+    std::shared_ptr<SaveTask> drain;
+    {
+      MutexLock lock(mutex_);
+      // Its waiters may have been told while the disk still has a part of it.
+      const bool drains = drain_ != nullptr && !drain_->ended();
+      if (expected_ == 0 && waiting_ == nullptr && !drains) return true;
+      if (deadline.passed() || (expected_ == 0 && !drains && !disk_.engine->DiskHangs().ok())) return false;
+      if (!drains) {
+        changed_.WaitUntil(mutex_, deadline);
+        continue;
+      }
+      drain = drain_;
+    }
+    static_cast<void>(drain->WaitEnded(deadline));
+  }
+}
+
+std::string MemoryRoot::Busy() const {
+  if (engine_->HasSaves()) return engine_->Busy();
+  MutexLock lock(mutex_);
+  if (waiting_ != nullptr) return fmt::format("step {}, kept in memory, waits for the disk", waiting_->plan().step);
+  if (drain_ == nullptr) return {};
+  return fmt::format("step {}, kept in memory, is written to the disk", drain_->plan().step);
+}
+
+void MemoryRoot::AddStats(CheckpointerStats& stats) const {
+  CheckpointerStats kept;
+  engine_->AddStats(kept);
+  {
+    MutexLock lock(mutex_);  // So that no drain begins.
+    disk_.engine->AddStats(stats);
+    stats.saves_started -= drains_;
+  }
+  const std::vector<std::shared_ptr<SaveTask>> tasks = disk_.engine->InFlight();
+  stats.saves_in_flight = static_cast<std::uint64_t>(std::ranges::count(tasks, false, &SaveTask::drains));
+  stats.saves_started += kept.saves_started;
+  stats.saves_kept = kept.saves_durable;
+  stats.saves_failed += kept.saves_failed;
+  stats.saves_in_flight += kept.saves_in_flight;
+  stats.failures_in_a_row = std::max(stats.failures_in_a_row, kept.failures_in_a_row);
+  if (stats.not_recycled_reason.empty()) stats.not_recycled_reason = std::move(kept.not_recycled_reason);
+  if (in_use()) stats.memory_root = root_->path();
+}
+
+void MemoryRoot::StopDraining() {
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  if (waiting_ == nullptr) return;
+  const std::shared_ptr<SaveTask> left = std::exchange(waiting_, nullptr);
+  LeaveOut(left, Error(StatusCode::kCancelled,
+                       "step {}: kept in memory alone: the checkpointer was closed before the disk was free",
+                       left->plan().step));
+}
+
+void MemoryRoot::Close(bool removes) {
+  const auto warn = [this](std::string message, std::optional<std::uint64_t> step = std::nullopt) {
+    Notify({.severity = Severity::kWarning,
+            .step = step,
+            .message = std::move(message),
+            .phase = "close",
+            .path = root_->path()});
+  };
+  Result<std::vector<CheckpointInfo>> found = ListInfos(root_->at());
+  if (!found.ok()) return warn(found.status().message());
+  std::erase_if(*found, [this](const CheckpointInfo& one) { return one.root != disk_.root->id(); });
+  const CheckpointInfo* const kept = NewestOf(*found);
+  const std::vector<CheckpointInfo> on_disk = disk_.ledger->NewestFirst();
+  if (kept != nullptr && (on_disk.empty() || PlaceInTime(on_disk.front()) < PlaceInTime(*kept))) {
+    return warn(fmt::format("step {} is kept in memory alone, in {}: it is lost with the machine, or the next restore "
+                            "of this root finds it",
+                            kept->step, kept->path),
+                kept->step);
+  }
+  if (!removes) return;
+  std::error_code error;
+  std::filesystem::remove_all(root_->path(), error);
+  if (error) warn(fmt::format("{} was not removed: {}", root_->path(), error.message()));
+}
+
+}  // namespace cairn

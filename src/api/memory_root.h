@@ -1,0 +1,125 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "cairn/checkpointer.h"
+#include "engine/engine.h"
+#include "engine/ledger.h"
+#include "store/list.h"
+#include "store/root.h"
+
+namespace cairn {
+
+/// The root in memory of one Checkpointer (Options::memory_root). It has a root, a ledger and an engine of its own, so
+/// that nothing of it waits for the disk. A save goes there first, and is kept once it is committed there. Then its
+/// drain begins: a save of the same attempt by the disk's engine, which reads the mapped shard, sums it again, and
+/// commits only if the sums are those of before.
+///
+///  - One save is drained at a time. Of those that are kept meanwhile the newest waits; it begins when that has ended.
+///    One that it overtakes is left out of the disk, which its waiters hear at once.
+///  - Retention keeps the newest in memory, and those that are drained or wait. So a slot more than saves in flight is
+///    in use for each of these two, and no more.
+///  - The disk's ledger has admitted every save, and counts it as in flight until it is durable or left out. So lines,
+///    steps and parents are decided in one place. A kept commit waits until its line is recorded on the disk.
+class MemoryRoot {
+ public:
+  /// Of the disk, and what both share. Pointers outlive it.
+  struct Parts {
+    /// Resolved.
+    Options options;
+    Root* root = nullptr;
+    Ledger* ledger = nullptr;
+    Engine* engine = nullptr;
+    BufferPool* pool = nullptr;
+    WorkerPool* workers = nullptr;
+    Trace* trace = nullptr;
+    Metrics* metrics = nullptr;
+    std::shared_ptr<Device> cpu;
+    std::shared_ptr<Group> group;
+    IoQueueFactory queue;
+  };
+  /// Null if what lies there is another root's, which an event says. What is of lines that the disk's root has not
+  /// begun is moved aside. Errors as for MakeMemoryFolder and Root::Open.
+  [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Open(Parts parts);
+  /// StopDraining comes before, and both engines have stopped.
+  ~MemoryRoot();
+  MemoryRoot(const MemoryRoot&) = delete;
+  MemoryRoot& operator=(const MemoryRoot&) = delete;
+
+  [[nodiscard]] Engine& engine() const { return *engine_; }
+  [[nodiscard]] Root& root() const { return *root_; }
+  /// For reads.
+  [[nodiscard]] MemoryPlace place() const { return {.path = root_->path(), .root = disk_.root->id()}; }
+  /// Saves are kept. No more after a failure of the memory, or where it has no room.
+  [[nodiscard]] bool in_use() const { return !off_; }
+
+  /// Before a save of so many bytes with a header of about that length: whether there is room for it. Allocates the
+  /// slots, or larger ones. One call at a time.
+  [[nodiscard]] bool MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Before its step is saved anew: the disk need not get what is kept of it, if that is the newest. Waits until it is
+  /// not in flight.
+  void GiveUpDrain(std::uint64_t step, Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Takes a save that the disk's ledger has admitted.
+  [[nodiscard]] Status Accept(SavePlan& plan, Deadline deadline);
+  /// Unless it is submitted.
+  void Withdraw(const SavePlan& plan) { ledger_.Withdraw(plan); }
+  void Submit(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
+  /// From the disk's engine: see EngineParts::on_gone.
+  void OnGoneFromDisk(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
+  /// A reader has found a checkpoint there damaged.
+  void FoundDamaged(const CheckpointInfo& info) { ledger_.FoundDamaged(info.step, info.attempt); }
+
+  /// As Checkpointer::Remove: what is kept of the step. NotFound if nothing is.
+  [[nodiscard]] Status RemoveStep(IoQueue& queue, std::uint64_t step);
+
+  /// Waits until each save has ended: is durable, left out or failed. False at the deadline, or if one waits for a disk
+  /// that hangs.
+  [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
+  /// What WaitIdle waits for, in words; empty if nothing.
+  [[nodiscard]] std::string Busy() const CAIRN_EXCLUDES(mutex_);
+  /// Engine::AddStats of both engines.
+  void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
+  /// No further save is drained: the one that waits ends, as only kept.
+  void StopDraining() CAIRN_EXCLUDES(mutex_);
+  /// Once its engine has stopped: says what is only kept. If nothing is, and the disk's engine has stopped too, removes
+  /// all of it.
+  void Close(bool removes);
+
+ private:
+  MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found);
+  void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) CAIRN_EXCLUDES(mutex_);
+  void Drain(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
+  /// Ends a kept save that the disk does not get.
+  void LeaveOut(const std::shared_ptr<SaveTask>& task, Status why);
+  /// Retention may take it.
+  void Unpin(const SavePlan& plan);
+  void TurnOff(const Status& why);
+  void Notify(const Event& event) const { disk_.options.on_event(event); }
+
+  const Parts disk_;
+  const std::unique_ptr<Root> root_;
+  Ledger ledger_;
+  std::atomic<bool> off_ = false;
+  // Of a slot; of one caller of MakeRoom after the other.
+  std::uint64_t slot_bytes_ = 0;
+
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  // Submitted, and not yet kept or failed.
+  int expected_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // The disk's save of a kept one, until nothing of it is in flight any more.
+  std::shared_ptr<SaveTask> drain_ CAIRN_GUARDED_BY(mutex_);
+  // The kept save that is drained next.
+  std::shared_ptr<SaveTask> waiting_ CAIRN_GUARDED_BY(mutex_);
+  std::uint64_t drains_ CAIRN_GUARDED_BY(mutex_) = 0;
+  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
+
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace cairn

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): kill
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "cairn/cairn.h"
+#include "store/names.h"
+#include "support/forked.h"
+#include "support/small_run.h"
+#include "testing/temp_dir.h"
+
+namespace cairn {
+
+/// The warnings and errors of a checkpointer. Safe from any thread.
+class Messages {
+ public:
+  [[nodiscard]] EventCallback callback() {
+    return [this](const Event& event) {
+      MutexLock lock(mutex_);
+      if (event.severity != Severity::kInfo) seen_.push_back(event.message);
+    };
+  }
+  [[nodiscard]] std::vector<std::string> Seen() const {
+    MutexLock lock(mutex_);
+    return seen_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<std::string> seen_ CAIRN_GUARDED_BY(mutex_);
+};
+
+inline std::vector<std::string> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
+/// Of all files in the folder: how many, and their blocks.
+inline std::pair<std::size_t, std::uint64_t> ShardsIn(const std::string& folder) {
+  std::size_t files = 0;
+  std::uint64_t blocks = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    struct stat found {};
+    if (entry.path().extension() != ".safetensors" || ::stat(entry.path().c_str(), &found) != 0) continue;
+    ++files;
+    blocks += static_cast<std::uint64_t>(found.st_blocks);
+  }
+  return {files, blocks};
+}
+
+inline Options InMemory(const std::string& root, const std::string& memory) {
+  Options options = SmallOptions(root);
+  options.memory_root = memory;
+  options.keep_last = 0;
+  return options;
+}
+
+/// A root, and a folder on tmpfs for its memory root.
+class MemoryRootTest : public testing::Test {
+ protected:
+  [[nodiscard]] Options WithMemory() { return InMemory(root_, memory_.path()); }
+  [[nodiscard]] Options WithoutMemory() {
+    Options options = WithMemory();
+    options.memory_root.clear();
+    return options;
+  }
+  /// Saves SmallState of the step, which is captured on return.
+  [[nodiscard]] static Result<SaveHandle> Save(Checkpointer& checkpointer, std::uint64_t step) {
+    const auto state = SmallState(step);
+    Result<SaveHandle> save = checkpointer.Save(step, state->state());
+    EXPECT_TRUE(!save.ok() || save->WaitCaptured(Soon()).ok());
+    return save;
+  }
+  [[nodiscard]] static Status Keep(Checkpointer& checkpointer, std::uint64_t step) {
+    const Result<SaveHandle> save = Save(checkpointer, step);
+    return save.ok() ? save->WaitKept(Soon()) : save.status();
+  }
+  /// The one folder in memory.
+  [[nodiscard]] std::string Folder() const {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(memory_.path()))
+      found.push_back(entry.path().string());
+    EXPECT_THAT(found, testing::SizeIs(1));
+    return found.empty() ? "" : found.front();
+  }
+  [[nodiscard]] std::string InFolder(std::uint64_t step) const { return Folder() + "/" + StepName(step); }
+  /// Another bit in the first block of the step's data.
+  static void FlipBit(const std::string& folder) {
+    std::fstream file(folder + "/" + ShardName(0), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(40'000);
+    const char was = static_cast<char>(file.get());
+    file.seekp(40'000);
+    file.put(static_cast<char>(was ^ 1));
+    EXPECT_TRUE(file.good());
+  }
+  /// A process that saves these steps, each kept before the next, and dies. While `holds` nothing is written to the
+  /// disk's shards.
+  void KeepAndDie(const std::vector<std::uint64_t>& steps, bool holds) {
+    Forked child([&](const Say& say) {
+      const auto plan = FaultPlan::Make();
+      const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
+      if (!holds) gate.Release();
+      const auto checkpointer = Checkpointer::Open(WithMemory(), Through(plan));
+      if (!checkpointer.ok()) return 2;
+      if (checkpointer->get()->stats().newest_step) {
+        if (!RestoreAndCompare(**checkpointer, Latest()).ok()) return 3;
+      }
+      for (const std::uint64_t step : steps) {
+        if (!Keep(**checkpointer, step).ok()) return 4;
+        if (!holds && !(*checkpointer)->Drain(Soon()).ok()) return 5;
+      }
+      say("kept");
+      ::kill(::getpid(), SIGKILL);
+      return 6;
+    });
+    const Forked::End end = child.Wait(Soon());
+    ASSERT_EQ(end.how, Forked::How::kKilled) << end.value;
+  }
+
+  const TempDir dir_;
+  const TempDir memory_{"/dev/shm"};
+  const std::string root_ = dir_ / "run";
+};
+
+}  // namespace cairn
