@@ -103,6 +103,7 @@ py::dict FromStats(const SaveStats& stats) {
   fields["enqueued"] = InSeconds(stats.enqueued);
   fields["captured"] = InSeconds(stats.captured);
   fields["written"] = InSeconds(stats.written);
+  fields["kept"] = InSeconds(stats.kept);
   fields["durable"] = InSeconds(stats.durable);
   fields["gpu_checksum_bytes"] = stats.gpu_checksum_bytes;
   fields["staged"] = stats.staged;
@@ -122,6 +123,7 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["pool_peak_bytes"] = stats.pool_peak_bytes;
   fields["chunk_bytes"] = stats.chunk_bytes;
   fields["saves_started"] = stats.saves_started;
+  fields["saves_kept"] = stats.saves_kept;
   fields["saves_durable"] = stats.saves_durable;
   fields["saves_failed"] = stats.saves_failed;
   fields["bytes_written"] = stats.bytes_written;
@@ -135,11 +137,12 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["not_recycled_reason"] = stats.not_recycled_reason;
   fields["save_interval"] = stats.save_interval;
   fields["save_interval_reason"] = stats.save_interval_reason;
+  fields["memory"] = stats.memory_root;
   return fields;
 }
 
 py::dict FromEvent(const Event& event) {
-  static constexpr std::array kKinds{"log", "captured", "durable", "failed", "removed", "fall back"};
+  static constexpr std::array kKinds{"log", "captured", "durable", "failed", "removed", "fall back", "kept"};
   static constexpr std::array kSeverities{"info", "warning", "error"};
   const auto text = [](const auto& value) { return value.empty() ? py::object(py::none()) : py::cast(value); };
   py::dict fields;

@@ -39,6 +39,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, const py::dict& op
                                      const std::optional<NodeRanks>& node) {
   const Given given(options);
   Options taken{.root = root};
+  given.Take("memory", taken.memory_root);
   given.Take("read_only", taken.read_only);
   given.Take("open_timeout", taken.open_timeout);
   given.Take("take_over", taken.take_over);

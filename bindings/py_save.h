@@ -37,7 +37,7 @@ class PySave {
     return Inside::Of(save_).WaitTensorsFree(Deadline::In({})) && (watched_ == nullptr || watched_->checked());
   }
   /// True in a forked child, which will hear nothing more of it.
-  [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable || watcher_->forked(); }
+  [[nodiscard]] bool ended() const { return watcher_->forked() || Inside::Of(save_).ended(); }
   [[nodiscard]] pybind11::dict stats() const { return FromStats(Checked(save_.stats())); }
   /// (file, names): the file with what it has frozen, and the tensors in that; None without. Known once `written` is.
   [[nodiscard]] pybind11::object Kept() const;
@@ -58,6 +58,9 @@ class PySave {
       }));
     }
     if (!watched_->CheckMemory()) WaitDurable(timeout);  // Raises why.
+  }
+  void WaitKept(std::optional<double> timeout) const {
+    Wait(timeout, [&](Deadline deadline) { return save_.WaitKept(deadline); });
   }
   void WaitDurable(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });

@@ -161,6 +161,19 @@ def _metrics_file(name: str, value: Any) -> str:
     return "" if value is None else local_path(value, name)
 
 
+def _memory(name: str, value: Any) -> str:
+    """Empty for None."""
+    return "" if value is None else local_path(value, name)
+
+
+def without_memory(options: Mapping[str, Any]) -> None:
+    """For the options of an integration, whose checkpoints are looked for, and waited for, on the disk."""
+    if options.get("memory") is not None:
+        raise InvalidArgument(
+            "memory: expected none with this integration, found a folder: only Checkpointer has it yet"
+        )
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("keep_last", "keep_every", "trace_events"), whole),
     **dict.fromkeys(
@@ -176,6 +189,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("chunk", "staging"), size),
     "host_memory": host_memory_size,
     "cuda_devices": _numbers,
+    "memory": _memory,
     "metrics_file": _metrics_file,
 }
 

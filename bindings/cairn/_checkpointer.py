@@ -37,6 +37,11 @@ class Checkpointer:
 
     Sizes are bytes or text ("4GiB", "4GB"), times seconds:
       root           the folder of the checkpoints, on a mounted filesystem; it is made if it is missing
+      memory         a folder on tmpfs, such as "/dev/shm", where each save is kept first: then no save waits for the disk,
+                     and the death of the process, unlike that of the machine, loses none. The disk gets the newest
+                     whenever it is free; `restore` takes the newest of both. It takes max_in_flight + 2 times the state
+                     of memory, allocated by the first save; where that does not fit, a warning says what is missing, and
+                     saves go to the disk alone. For one process, and states in the CPU's memory
       host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a
                      quarter of the memory that is available, divided by the ranks of this node: what the launcher's
                      variables say (torchrun, MPI, SLURM), or else the group's ranks on this machine. What is missing for
@@ -126,6 +131,7 @@ class Checkpointer:
         self,
         root: str | os.PathLike[str],
         *,
+        memory: str | os.PathLike[str] | None = None,
         host_memory: int | str = "auto",
         max_in_flight: int = 2,
         keep_last: int = 3,
@@ -514,6 +520,8 @@ class Checkpointer:
         saves_started         calls of `save`; each is durable, failed or in flight
         saves_durable, saves_failed, saves_in_flight
                               how many of them are; those refused, cancelled, skipped or replaced count as failed
+        saves_kept            how many were kept in `memory` first; those that the disk did not get are neither durable nor
+                              failed. memory is the folder there; "" without, and once it is not used any more
         since_durable         the age of the newest durable save: how long ago it became durable. None before the first
         bytes_written         what ended saves gave to the filesystem, with headers and padding
         shards_recycled       files of retired checkpoints that were overwritten instead of new ones made;

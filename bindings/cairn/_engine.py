@@ -83,6 +83,8 @@ class Engine:
         self.per_rank = self.replicated.per_rank
         self.compare_replicas = one_of("compare_replicas", options["compare_replicas"], ("first", "always", "never"))
         check_best(options["keep_best"], options["best_metric"], options["best_mode"])
+        if options["memory"] is not None and options["keep_best"]:
+            raise InvalidArgument("memory: expected no keep_best, which the disk must have, found both")
         flag("exist_ok", options["exist_ok"])
         self._on_failure = callback("on_failure", options["on_failure"])
         given = checked(options) | {

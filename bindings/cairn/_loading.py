@@ -68,7 +68,16 @@ def reader_of(path: str, options: Mapping[str, Any], group: Any = None) -> Check
 
 def for_reading(options: Mapping[str, Any]) -> dict[str, Any]:
     """A Checkpointer's options with a pool that is no larger than reading needs."""
-    left_out = ("staging", "trace_events", "metrics_file", "metrics_port", "on_failure", "mirrors", "restore_from")
+    left_out = (
+        "staging",
+        "trace_events",
+        "metrics_file",
+        "metrics_port",
+        "on_failure",
+        "mirrors",
+        "restore_from",
+        "memory",
+    )
     chosen = {key: value for key, value in options.items() if key not in left_out}
     chunk, depth = parse_size(chosen.get("chunk", 0)) or 8 << 20, chosen.get("queue_depth", 0) or 8
     if memory := host_memory_size("host_memory", chosen.get("host_memory", "auto")):

@@ -30,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from . import _in_flight
-from ._arguments import host_memory_size
+from ._arguments import host_memory_size, without_memory
 from ._checkpointer import Checkpointer
 from ._errors import (
     AlreadyExists,
@@ -65,6 +65,7 @@ class PathStore:
             if name in options:
                 raise InvalidArgument(f"{name} is not an option here: each path is kept until it is removed")
         host_memory_size("host_memory", options.get("host_memory", "auto"))
+        without_memory(options)
         self._options = options
         self._checkpointer: Checkpointer | None = None
         self._worker: ThreadPoolExecutor | None = None

@@ -72,10 +72,10 @@ class Save:
     def stats(self) -> dict[str, Any]:
         """Its progress. Times are seconds since the call of `save` began (0 if not reached), sizes bytes of this rank.
 
-        step                which one; phase is "queued", "capturing", "captured", "committing", "durable" or "failed"
+        step                which one; phase is "queued", "capturing", "captured", "committing", "kept", "durable" or "failed"
         bytes               of its tensors; bytes_written is what the filesystem has got, with header and padding
         call                how long the call took; stall is how long it, and fences, blocked the caller for this save
-        enqueued            when every copy was enqueued; captured, written, durable: when that was reached
+        enqueued            when every copy was enqueued; captured, written, kept, durable: when that was reached
         gpu_checksum_bytes  how many of its bytes GPUs have summed
         staged              whether it went through `staging`; direct: written with O_DIRECT; recycled: over the blocks
                             of a retired checkpoint
@@ -86,9 +86,15 @@ class Save:
         """Waits until the tensors may be overwritten. DeadlineExceeded after `timeout` seconds leaves it running."""
         self._core.wait_captured(timeout_of(timeout))
 
+    def kept(self, timeout: float | None = None) -> None:
+        """Waits until the death of the process cannot lose it: it is kept in the Checkpointer's `memory`, or durable. Raises
+        its error if it failed before that."""
+        self._core.wait_kept(timeout_of(timeout))
+
     def wait(self, timeout: float | None = None, *, where: str | os.PathLike[str] | None = None) -> None:
         """Waits until no crash and no power cut can lose it. Raises its error if it failed; earlier checkpoints
-        stay.
+        stay. With `memory` it raises Cancelled at once if the disk does not get it, because a newer save was kept before
+        the disk was free.
 
         With `where`, the target of one of the Checkpointer's mirrors, waits until it is there, too. Raises
         FailedPrecondition if that mirror will never take it (`every`, `keep_last`, a checkpoint that is damaged, or that the
@@ -108,7 +114,7 @@ class Save:
         return self.step
 
     def done(self) -> bool:
-        """Whether it has ended, durable or failed."""
+        """Whether it has ended, durable or failed; or kept alone, because the disk does not get it."""
         return self._core.ended
 
     def add_done_callback(self, callback: Callable[[Save], object]) -> None:

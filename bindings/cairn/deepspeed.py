@@ -41,6 +41,7 @@ try:
 except ImportError as error:
     raise ImportError(f"cairn.deepspeed needs deepspeed 0.19: {error}") from error
 
+from ._arguments import without_memory
 from ._checkpointer import Checkpointer
 from ._deepspeed import resized
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported, unless_disk_hangs
@@ -72,6 +73,7 @@ def attach(
     Raises Unsupported for what DeepSpeed does not save through its checkpoint engine alone, with the way out.
     """
     _refuse(engine)
+    without_memory(options)
     attached = CheckpointEngine(engine, os.path.abspath(save_dir), options, allows_loss(cast))
     engine.checkpoint_engine = attached
     return attached

@@ -41,6 +41,7 @@ try:
 except ImportError as error:
     raise ImportError(f"cairn.megatron needs megatron-core 0.16: {error}") from error
 
+from ._arguments import without_memory
 from ._checkpointer import Checkpointer
 from ._dcp.items import Items, Piece
 from ._dcp.plain_values import check_storable
@@ -87,6 +88,7 @@ def register(root: str | os.PathLike[str], *, cast: str | None = None, **options
     A load refuses to convert to a dtype that does not hold every value of the checkpoint's, unless `cast` is "allow"."""
     if "keep_last" in options or "keep_every" in options:
         raise InvalidArgument("keep_last is not an option here: each folder is kept until its caller removes it")
+    without_memory(options)
     group = torch.distributed.group.WORLD if torch.distributed.get_world_size() > 1 else None
     checkpointer = Checkpointer(root, group=group, **{"keep_last": 0, "recycle": False, **options})
     if checkpointer.rank == 0:

@@ -36,6 +36,7 @@ try:
 except ImportError as error:
     raise ImportError(f"cairn.torchft needs torchft 0.2: pip install torchft ({error})") from error
 
+from ._arguments import without_memory
 from ._checkpointer import Checkpointer
 from ._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound, unless_disk_hangs
 from ._loading import for_reading
@@ -128,6 +129,7 @@ class Checkpoints:
             )
         self._manager = manager
         self._progress = manager._progress
+        without_memory(options)
         self._options = {"take_over": True, **options}
         root = local_path(root, "root")
         self._shared_root = os.path.join(root, "shared")

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -46,7 +47,7 @@ BLOCKS = {
     ("operations.md", "yaml"): 1,
     ("planning.md", "sh"): 4,
     ("planning.md", "cpp"): 1,
-    ("python.md", "python"): 3,
+    ("python.md", "python"): 4,
     ("recipes.md", "python"): 6,
     ("trainer.md", "sh"): 2,
 }
@@ -147,11 +148,22 @@ def test_a_loop_that_is_asked_to_stop_saves_and_ends(tmp_path: Path) -> None:
         "model": model,
         "optimizer": None,
     }
-    run_block(blocks("docs/python.md", "python")[1], "python.md", names)
+    run_block(blocks("docs/python.md", "python")[2], "python.md", names)
 
     assert len(trained) == 13
     with cairn.Checkpointer(tmp_path, host_memory="64MiB", read_only=True) as reader:
         assert reader.steps() == [10, 13]
+
+
+def test_a_step_is_kept_in_memory_and_durable_after_that(tmp_path: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
+        cairn.Checkpointer(tmp_path, memory=memory, host_memory="64MiB") as checkpointer,
+    ):
+        names = {"checkpointer": checkpointer, "step": 5, "tree": {"step": 5}}
+        save = run_block(blocks("docs/python.md", "python")[1], "python.md", names)["save"]
+        assert save.stats["phase"] == "durable"
+        assert save.stats["kept"] > 0
 
 
 # Ranks
@@ -184,7 +196,7 @@ restored = checkpointer.restore(mine | {"mine": torch.zeros(2), "step": 0})
 assert restored["step"] == 3 and restored["mine"].tolist() == [checkpointer.rank] * 2
 checkpointer.close()
 """
-    run_ranks(tmp_path, blocks("docs/python.md", "python")[2] + after)
+    run_ranks(tmp_path, blocks("docs/python.md", "python")[3] + after)
 
     with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
         assert [one.world for one in checkpointer.checkpoints()] == [2]

@@ -21,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver
 
+from .._arguments import without_memory
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument
 from .._paths import local_path
@@ -83,6 +84,7 @@ def _open(root: str, process_group: Any, no_dist: bool, options: dict[str, Any])
         for other in _roots.values():
             if other is not known and not other.handed_out and _is_idle_everywhere(other):
                 _close(other)
+        without_memory(options)
         known.checkpointer = Checkpointer(root, **{"keep_last": 0, "group": group, **options})
         if known.loaded is not None:
             _continue_from(known.checkpointer, known.loaded)

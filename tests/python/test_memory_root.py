@@ -1,0 +1,135 @@
+"""Checkpointer(memory=...): saves that survive the death of the process, and what the disk gets of them."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import torch
+from cairn._path_store import PathStore
+from jobs import ENVIRONMENT
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weight": torch.full((300_000,), float(step)), "epoch": step}
+
+
+def opened(root: Path, memory: Path, **options: Any) -> cairn.Checkpointer:
+    return cairn.Checkpointer(root, memory=memory, host_memory="32MiB", **options)
+
+
+def test_each_save_is_kept_and_the_disk_gets_the_newest(tmp_path: Path, memory: Path) -> None:
+    with opened(tmp_path, memory) as checkpointer:
+        saves = [checkpointer.save(step, state(step)) for step in range(1, 6)]
+        for save in saves:
+            save.kept()
+            assert save.stats["phase"] in ("kept", "durable")
+            assert save.stats["kept"] > 0
+        assert saves[-1].result() == 5
+        checkpointer.drain()
+        stats = checkpointer.stats
+        assert stats["saves_kept"] == 5
+        assert stats["memory"].startswith(f"{memory}/cairn-")
+        left_out = [save for save in saves if save.stats["phase"] == "kept"]
+        assert stats["saves_durable"] == 5 - len(left_out)
+        for save in left_out:
+            assert save.done()
+            with pytest.raises(cairn.Cancelled, match="left out of the disk"):
+                save.wait()
+            heard = threading.Event()
+            save.add_done_callback(lambda _, heard=heard: heard.set())
+            assert heard.wait(60)
+        assert "\ncairn_save_kept_seconds_count{" in checkpointer.metrics_text()
+    assert list(memory.iterdir()) == []
+    with cairn.Checkpointer(tmp_path, read_only=True, host_memory="32MiB") as reader:
+        assert reader.restore(state(0))["epoch"] == 5
+
+
+KEEPS_AND_DIES = """
+import os, sys, cairn, torch
+checkpointer = cairn.Checkpointer(sys.argv[1], memory=sys.argv[2], host_memory="32MiB")
+for step in range(1, 21):
+    checkpointer.save(step, {"weight": torch.full((300_000,), float(step)), "epoch": step}).kept()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_process_goes_on_with_its_last_step(tmp_path: Path, memory: Path) -> None:
+    """However far the disk has come."""
+    command = [sys.executable, "-c", KEEPS_AND_DIES, tmp_path, memory]
+    child = subprocess.run(command, check=False, env=ENVIRONMENT, timeout=120)
+    assert child.returncode == -9
+    with opened(tmp_path, memory) as checkpointer:
+        assert checkpointer.checkpoints()[-1].step == 20
+        tree = state(0)
+        found = checkpointer.restore(tree)
+        assert found["epoch"] == 20
+        assert torch.equal(tree["weight"], torch.full((300_000,), 20.0))
+        assert checkpointer.save(21, state(21)).result() == 21
+
+
+def test_what_was_overwritten_too_early_is_not_kept(tmp_path: Path, memory: Path) -> None:
+    weight = torch.zeros(4_000_000)
+    with opened(tmp_path, memory) as checkpointer:
+        checkpointer._engine.core.begin_step()  # So that nobody looks at it before the write.
+        save = checkpointer.save(1, {"weight": weight})
+        weight[:1].add_(1)
+        with pytest.raises(cairn.FailedPrecondition, match='tensor "weight" was overwritten'):
+            save.kept()
+        assert checkpointer.steps() == []
+
+
+def test_training_may_overwrite_what_is_kept(tmp_path: Path, memory: Path) -> None:
+    tree = state(1)
+    with opened(tmp_path, memory) as checkpointer:
+        save = checkpointer.save(1, tree)
+        save.captured()
+        tree["weight"].fill_(99)
+        save.wait()
+    with cairn.Checkpointer(tmp_path, read_only=True, host_memory="32MiB") as reader:
+        assert torch.equal(reader.restore(state(0))["weight"], state(1)["weight"])
+
+
+def test_events_tell_kept_from_durable(tmp_path: Path, memory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="cairn")
+    with opened(tmp_path, memory) as checkpointer:
+        checkpointer.save(7, state(7)).wait()
+    events = [record.cairn_event for record in caplog.records if getattr(record, "cairn_step", None) == 7]
+    assert [event for event in events if event in ("captured", "kept", "durable")] == ["captured", "kept", "durable"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"keep_best": 1, "best_metric": "loss"}, "no keep_best"),
+        ({"checksums": False}, "checksums"),
+    ],
+)
+def test_what_it_cannot_keep_is_refused(tmp_path: Path, memory: Path, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(cairn.InvalidArgument, match=why):
+        opened(tmp_path, memory, **options)
+
+
+def test_a_disk_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(cairn.InvalidArgument, match="expected a folder on tmpfs"):
+        opened(tmp_path / "run", tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_integrations_refuse_it(memory: Path) -> None:
+    with pytest.raises(cairn.InvalidArgument, match="memory: expected none with this integration"):
+        PathStore(memory=memory)
