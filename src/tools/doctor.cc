@@ -34,6 +34,22 @@ constexpr double kDay = 86400;
 /// The former default of ulimit -l, enough for a few rings of the default depth.
 constexpr std::uint64_t kLockedForRings = 64U << 10;
 
+/// For a root in memory, which most jobs do not have.
+void AddSharedMemory(std::vector<Finding>& findings) {
+  constexpr std::uint64_t kOfContainers = 64U << 20;
+  const std::optional<SharedMemory> shared = FindSharedMemory();
+  const bool removed = IsIpcRemoved();
+  findings.push_back(
+      {.name = "/dev/shm",
+       .state = CostsUnless(shared && shared->total > kOfContainers && !removed),
+       .found = shared ? fmt::format("{}, {} free{}", HumanBytes(shared->total), HumanBytes(shared->free),
+                                     removed ? "; systemd empties it when the user has no session left" : "")
+                       : "none",
+       .cost = "only with memory_root: it takes max_in_flight + 2 times the state; a container gets more with "
+               "--shm-size, and RemoveIPC=no in logind.conf keeps it after a logout",
+       .value = shared ? json(shared->free) : json(nullptr)});
+}
+
 void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
   findings.push_back({.name = "kernel", .found = FindKernel(), .cost = "5.15 is the oldest supported"});
   const bool ring = measured.io_queue == "io_uring";
@@ -80,6 +96,7 @@ void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
                       .found = fmt::format("{}, {} available", HumanBytes(memory.total), HumanBytes(memory.available)),
                       .cost = "a pool smaller than the state makes captures wait for the disk",
                       .value = memory.available});
+  AddSharedMemory(findings);
 }
 
 void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem, std::uint64_t free) {

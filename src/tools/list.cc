@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "mirror/headers.h"
 #include "restore/open.h"
+#include "store/memory_folder.h"
 #include "store/mirrors.h"
 #include "store/pins.h"
 #include "store/writer.h"
@@ -38,6 +39,8 @@ struct Listed {
   std::uint64_t shared = 0;
   /// The targets that have a copy, as the mirrors have last said.
   std::vector<std::string> mirrors;
+  /// The disk does not have it.
+  bool in_memory = false;
 };
 
 using Inodes = std::set<std::pair<std::uint64_t, std::uint64_t>>;
@@ -120,11 +123,19 @@ Result<std::vector<Listed>> CheckpointsInBucket(const std::string& place) {
   return list;
 }
 
+/// Where a job of that root may have kept what the disk does not have.
+MemoryPlace FindMemoryOf(const std::string& root) {
+  const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
+  if (!writer.ok() || !*writer) return {};
+  return {.path = FindMemoryFolder((*writer)->root), .root = (*writer)->root};
+}
+
 Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root,
                                         const std::vector<MirrorRecord>& mirrors) {
   if (IsBucket(root)) return CheckpointsInBucket(root);
   CAIRN_RETURN_IF_ERROR(CheckRoot(root));
-  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
+  const MemoryPlace memory = FindMemoryOf(root);
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root, memory));
   std::vector<Listed> list;
   Inodes seen;
   for (StoredCheckpoint& one : stored) {
@@ -140,7 +151,8 @@ Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root,
     }
     const std::uint64_t shared = SharedBytes(one, seen);
     std::vector<std::string> targets = MirrorsOf(one.info, mirrors);
-    list.push_back({std::move(one), std::move(metrics), shared, std::move(targets)});
+    const bool in_memory = !memory.path.empty() && one.info.path.starts_with(memory.path + "/");
+    list.push_back({std::move(one), std::move(metrics), shared, std::move(targets), in_memory});
   }
   return list;
 }
@@ -157,9 +169,12 @@ std::string MetricsText(const json& metrics) {
   return text;
 }
 
-std::string Note(const CheckpointInfo& info, std::uint64_t shared) {
+std::string Note(const Listed& listed) {
+  const auto& [checkpoint, metrics, shared, mirrors, in_memory] = listed;
+  const CheckpointInfo& info = checkpoint.info;
   if (!info.status.ok()) return Coloured(Printable(info.status.ToString()), Colour::kRed);
   std::vector<std::string> notes;
+  if (in_memory) notes.push_back(fmt::format("in memory alone, {}", Printable(info.path)));
   if (info.nonfinite != NonFinite::kNone) notes.push_back(MarkText(info.nonfinite));
   if (info.suspect) notes.emplace_back("suspect");
   if (info.pinned) notes.emplace_back(FindPin(info.path) == PinOwner::kBest ? "pinned by keep_best" : "pinned");
@@ -204,13 +219,13 @@ void PrintList(const std::string& root, const std::vector<Listed>& list) {
   for (const Listed& one : list) infos.push_back(one.checkpoint.info);
   const bool several = HaveSeveralLines(infos);
   std::vector<std::vector<std::string>> rows{{"STEP", "LINE", "TIME", "SIZE", "RANKS", "METRICS", "MIRRORS", "NOTE"}};
-  for (const auto& [checkpoint, metrics, shared, mirrors] : list) {
-    const CheckpointInfo& info = checkpoint.info;
+  for (const Listed& one : list) {
+    const CheckpointInfo& info = one.checkpoint.info;
     const bool known = info.world > 0;  // Its manifest is good.
     const std::string line = !several ? "" : known ? std::to_string(info.line) : "-";
-    rows.push_back({std::to_string(info.step), line, CommitTime(info, checkpoint.committed_at),
-                    known ? HumanBytes(info.bytes - shared) : "-", known ? std::to_string(info.world) : "-",
-                    MetricsText(metrics), Printable(fmt::format("{}", fmt::join(mirrors, ", "))), Note(info, shared)});
+    rows.push_back({std::to_string(info.step), line, CommitTime(info, one.checkpoint.committed_at),
+                    known ? HumanBytes(info.bytes - one.shared) : "-", known ? std::to_string(info.world) : "-",
+                    MetricsText(one.metrics), Printable(fmt::format("{}", fmt::join(one.mirrors, ", "))), Note(one)});
   }
   PrintFilled(std::move(rows));
 }
@@ -229,11 +244,12 @@ Result<int> List(const ListOptions& options) {
       exit_code = std::max(exit_code, ReportError(list.status()));
       continue;
     }
-    for (const auto& [checkpoint, metrics, shared, targets] : *list) {
+    for (const auto& [checkpoint, metrics, shared, targets, in_memory] : *list) {
       objects.push_back(ToJson(checkpoint.info, checkpoint.committed_at));
       objects.back()["metrics"] = metrics;
       if (shared != 0) objects.back()["shared_bytes"] = shared;
       if (!targets.empty()) objects.back()["mirrors"] = targets;
+      if (in_memory) objects.back()["in_memory"] = true;
       if (!checkpoint.info.status.ok()) exit_code = std::max(exit_code, kDamagedOrDifferent);
     }
     if (options.json) continue;

@@ -1,11 +1,13 @@
 #include "tools/machine.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>  // NOLINT(modernize-deprecated-headers): renameat2
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/utsname.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/status_macros.h"
@@ -83,6 +86,31 @@ std::string FindHugepages() {
     if (word.starts_with('[') && word.ends_with(']')) return word.substr(1, word.size() - 2);
   }
   return "unknown";
+}
+
+std::optional<SharedMemory> FindSharedMemory() {
+  struct statfs found {};
+  if (::statfs("/dev/shm", &found) != 0 || found.f_type != TMPFS_MAGIC) return std::nullopt;
+  const auto block = static_cast<std::uint64_t>(found.f_bsize);
+  return SharedMemory{.total = found.f_blocks * block, .free = found.f_bavail * block};
+}
+
+bool IsIpcRemoved() {
+  constexpr uid_t kFirstUser = 1000;
+  std::error_code unknown;
+  if (::getuid() < kFirstUser || !std::filesystem::exists("/run/systemd/system", unknown)) return false;
+  std::vector<std::filesystem::path> files{"/etc/systemd/logind.conf"};
+  for (const auto& entry : std::filesystem::directory_iterator("/etc/systemd/logind.conf.d", unknown)) {
+    files.push_back(entry.path());
+  }
+  return std::ranges::none_of(files, [](const std::filesystem::path& path) {
+    std::ifstream file(path);
+    std::string line;
+    while (std::getline(file, line)) {
+      if (line == "RemoveIPC=no") return true;
+    }
+    return false;
+  });
 }
 
 std::string FindKernel() {

@@ -26,6 +26,17 @@ struct Limits {
 };
 [[nodiscard]] Limits FindLimits();
 
+/// /dev/shm, where a root in memory usually is.
+struct SharedMemory {
+  std::uint64_t total = 0;
+  std::uint64_t free = 0;
+};
+/// None if it is no tmpfs.
+[[nodiscard]] std::optional<SharedMemory> FindSharedMemory();
+/// Whether systemd removes what a user has there, once the user has no session left: "RemoveIPC" is not off, and it is
+/// no system user.
+[[nodiscard]] bool IsIpcRemoved();
+
 struct Filesystem {
   /// "ext4".
   std::string type;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -12,6 +13,7 @@
 #include "base/uuid.h"
 #include "io/io_queue.h"
 #include "store/root.h"
+#include "store/writer.h"
 #include "tools/tools_fixture.h"
 
 namespace cairn {
@@ -100,6 +102,39 @@ TEST_F(ToolsTest, KeptFilesAreReadAsShardsAndCountedOnce) {
   const std::string all = ReadWholeFile(directory_ / "all.safetensors");
   EXPECT_NE(all.find(base.bytes), std::string::npos);
   EXPECT_NE(all.find(weight_.bytes), std::string::npos);
+}
+
+TEST_F(ToolsTest, LsListsWhatIsInMemoryAlone) {
+  const std::string id = MakeUuid();
+  const std::string memory = "/dev/shm/cairn-" + id;
+  const std::shared_ptr<void> removed(nullptr, [&](void*) { std::filesystem::remove_all(memory); });
+  std::filesystem::create_directory(memory);
+  std::filesystem::permissions(memory, std::filesystem::perms::owner_all);
+  for (const std::string& place : {root_, memory}) {
+    WriteWholeFile(place + "/.writer", EncodeWriter({.root = id, .line = 1}));
+  }
+  const auto write = [&](const std::string& place, std::uint64_t step, const std::string& of_root) {
+    WriteCheckpoint(place, {.step = step,
+                            .line = 1,
+                            .root = of_root,
+                            .attempt = "attempt-" + std::to_string(step),
+                            .shards = {{.tensors = {bias_}, .values = {}}}});
+  };
+  write(root_, 3000, id);
+  write(memory, 3000, id);
+  write(memory, 4000, id);
+  write(memory, 5000, MakeUuid());
+
+  const json list = Run({"ls", root_, "--json"}).parsed();
+  const Ran text = Run({"ls", root_});
+
+  ASSERT_EQ(list.size(), 4) << list;
+  EXPECT_EQ(list[3]["copy"], false);
+  EXPECT_EQ(list[2]["step"], 3000);
+  EXPECT_FALSE(list[2].contains("in_memory")) << "the disk has it too";
+  EXPECT_EQ(list[3]["step"], 4000);
+  EXPECT_EQ(list[3]["in_memory"], true);
+  EXPECT_THAT(text.out, HasSubstr("in memory alone, " + memory + "/" + StepName(4000)));
 }
 
 TEST_F(ToolsTest, LsOfAMissingRootFails) { EXPECT_EQ(Run({"ls", directory_ / "absent"}).code, 2); }

@@ -177,9 +177,9 @@ TEST_F(TuneCommandTest, DoctorReportsEveryProperty) {
     EXPECT_FALSE(finding["found"].get<std::string>().empty()) << finding;
     EXPECT_FALSE(finding["cost"].get<std::string>().empty()) << finding;
   }
-  for (const std::string name :
-       {"kernel", "io_uring", "huge pages", "locked memory", "file size limit", "open files", "GPU", "memory",
-        "filesystem", "free space", "O_DIRECT", "preallocation", "leases", "rename, no replace", "rename, exchange"}) {
+  for (const std::string name : {"kernel", "io_uring", "huge pages", "locked memory", "file size limit", "open files",
+                                 "GPU", "memory", "/dev/shm", "filesystem", "free space", "O_DIRECT", "preallocation",
+                                 "leases", "rename, no replace", "rename, exchange"}) {
     EXPECT_TRUE(findings.contains(name)) << name;
   }
   for (const std::string name : {"write, fresh file", "write, over existing blocks", "read", "copy of CPU tensors",
