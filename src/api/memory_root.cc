@@ -341,9 +341,16 @@ void MemoryRoot::Close(bool removes) {
   };
   Result<std::vector<CheckpointInfo>> found = ListInfos(root_->at());
   if (!found.ok()) return warn(found.status().message());
+  const std::vector<CheckpointInfo> on_disk = disk_.ledger->NewestFirst();
+  for (const CheckpointInfo& one : *found) {
+    if (one.status.ok() || (!on_disk.empty() && on_disk.front().step >= one.step)) continue;
+    // It may be all that tells the next run that an older step is not the newest.
+    return warn(fmt::format("step {} is in memory alone, in {}, and damaged: it stays, and so does the folder: {}",
+                            one.step, one.path, one.status.message()),
+                one.step);
+  }
   std::erase_if(*found, [this](const CheckpointInfo& one) { return one.root != disk_.root->id(); });
   const CheckpointInfo* const kept = NewestOf(*found);
-  const std::vector<CheckpointInfo> on_disk = disk_.ledger->NewestFirst();
   if (kept != nullptr && (on_disk.empty() || PlaceInTime(on_disk.front()) < PlaceInTime(*kept))) {
     return warn(fmt::format("step {} is kept in memory alone, in {}: it is lost with the machine, or the next restore "
                             "of this root finds it",

@@ -64,6 +64,19 @@ TEST_F(MemoryRootTest, ADamagedCopyThatIsTheOnlyOneIsNoReasonForAnOlderStep) {
   EXPECT_TRUE(Holds(*state, 1));
 }
 
+TEST_F(MemoryRootTest, ADamagedManifestThatIsTheOnlyOneStays) {
+  KeepAndDie({1}, /*holds=*/false);
+  KeepAndDie({2}, /*holds=*/true);
+  std::ofstream(InFolder(2) + "/" + std::string(kManifestName)) << "{";
+
+  for (int run = 0; run < 2; ++run) {
+    const auto checkpointer = OpenOrFail(WithMemory());
+    ASSERT_NE(checkpointer, nullptr);
+    const auto state = SmallState(0);
+    EXPECT_EQ(checkpointer->Restore(Latest(), state->state()).status().code(), StatusCode::kCorrupt);
+  }
+}
+
 TEST_F(MemoryRootTest, ADrainCommitsNothingThatHasChangedInMemory) {
   const auto plan = FaultPlan::Make();
   const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
