@@ -170,7 +170,8 @@ struct Options {
   /// If the root has no checkpoint, Open first copies the newest one from here: a mirror of the root, as in
   /// MirrorSpec::target. Rank 0 does so, and the others wait for it. Where there is none either, an event says so, and
   /// the root begins empty. But if it cannot be read, Open fails, and names it: DeadlineExceeded once nothing has moved
-  /// for group_timeout; FailedPrecondition if the root's directory is of another id. Empty: none.
+  /// for group_timeout; FailedPrecondition if the root's directory is of another id. So too if a mirror's directory is
+  /// missing: its disk may not be mounted. Empty: none.
   std::string restore_from = {};
   /// The `cairn` command, for mirrors and restore_from. Empty: the one beside this program, or else in PATH.
   std::string mirror_command = {};

@@ -56,7 +56,8 @@ class Bringing {
       ::poll(watched.data(), watched.size(), static_cast<int>(most));
     }
     Hear(*process);
-    if (*end == 0 && copied_) {
+    // The program may have set out not to know how its children end.
+    if ((*end == 0 || *end == CommandProcess::kUnknownEnd) && copied_) {
       Tell(Severity::kInfo, fmt::format("restore_from {}: its step {} is in the root now", from_, *copied_));
     } else if (empty_) {
       Tell(Severity::kWarning, fmt::format("restore_from {}: it has no checkpoint, so the root begins empty", from_));

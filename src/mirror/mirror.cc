@@ -127,6 +127,7 @@ Status Mirror::CheckSource(const std::optional<WriterRecord>& writer) const {
 Status Mirror::OpenSource() {
   if (source_bucket_ != nullptr) {
     CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer, source_bucket_->ReadWriter());
+    if (!writer) CAIRN_RETURN_IF_ERROR(source_bucket_->List().status());  // The bucket itself may be missing.
     CAIRN_RETURN_IF_ERROR(CheckSource(writer));
     source_id_ = writer->root;
     source_line_ = writer->line;
@@ -168,7 +169,7 @@ Status Mirror::TakeLock() {
     const Deadline again = Deadline::At(std::min(Deadline::In(kLockInterval).when(), deadline.when()));
     CAIRN_RETURN_IF_ERROR(queue_.RunOnce(again).status());
   }
-  if (last) record_ = *last;
+  if (last && !options_.brings_back) record_ = *last;
   for (const MirroredCheckpoint& one : record_.checkpoints) copied_.insert(one.attempt);
   record_.target = options_.target;
   record_.copying.reset();
@@ -198,6 +199,7 @@ Status Mirror::OpenTarget() {
                                                               .line = source_line_ + kUnseenLines,
                                                               .file_mode = file_mode_,
                                                               .directory_mode = directory_mode_,
+                                                              .wait = options_.wait,
                                                               .expected = record_.checkpoints.size(),
                                                               .record = holds_.text() + ".json",
                                                               .rules = options_.rules,
@@ -418,7 +420,7 @@ void Mirror::Record(std::optional<MirroredCheckpoint> copying, const std::string
   record_.checkpoints = std::move(there);
   record_.copying = std::move(copying);
   record_.error = error;
-  if (!lock_) return;
+  if (!lock_ || options_.brings_back) return;
   const Status written = RunTaskBlocking(queue_, WriteMirrorRecord(source_, id_, record_));
   if (!written.ok()) Note(written.message());
   recorded_ = written.ok();

@@ -31,9 +31,11 @@ struct MirrorOptions {
   /// object store (see IsBucket).
   std::string target;
   MirrorRules rules;
+  /// The way back, once: the target may be empty, whatever was brought there before, and no record is left.
+  bool brings_back = false;
   /// Bytes in a second that are copied at most. 0: no limit.
   std::uint64_t bandwidth = 0;
-  /// How long to wait for another mirror of this root and target to end.
+  /// How long to wait for another mirror of this root and target, or another writer of the target, to end.
   std::chrono::nanoseconds wait = std::chrono::seconds(2);
   /// Where the root's checkpoints are locked while they are copied: for how long if nothing is copied.
   std::chrono::nanoseconds lock_patience = std::chrono::minutes(5);

@@ -66,6 +66,7 @@ Status MirrorTarget::OpenDirectory() {
     CAIRN_RETURN_IF_ERROR(CheckIsFree(list));
   }
   CAIRN_ASSIGN_OR_RETURN(root_, Root::Open(queue_, {.path = spec_.target,
+                                                    .wait = spec_.wait,
                                                     .file_mode = spec_.file_mode,
                                                     .directory_mode = spec_.directory_mode,
                                                     .id = spec_.id}));

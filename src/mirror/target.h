@@ -35,6 +35,8 @@ class MirrorTarget {
     /// Of files and folders in a directory.
     unsigned file_mode;
     unsigned directory_mode;
+    /// For another writer of a directory.
+    std::chrono::nanoseconds wait;
     /// How many checkpoints the mirror's record has; and what to remove if they are gone for good.
     std::size_t expected;
     std::string record;

@@ -82,6 +82,9 @@ struct MirrorRootOptions {
   bool once = false;
   bool with_stdin = false;
   bool json = false;
+  // No flags: see MirrorOptions.
+  bool brings_back = false;
+  std::chrono::seconds wait{2};
 };
 Result<int> MirrorRoot(const MirrorRootOptions& options);
 /// The way back: `root` is what has the copies, a directory or a place in an object store; `target` the root that gets

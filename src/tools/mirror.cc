@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -16,6 +19,7 @@
 #include "base/human.h"
 #include "base/print_error.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "mirror/bucket.h"
 #include "mirror/rclone.h"
 #include "tools/commands.h"
@@ -37,6 +41,8 @@ constexpr std::chrono::seconds kFirstPause{1};
 constexpr std::chrono::seconds kLongestPause{60};
 // Between signs of life.
 constexpr std::chrono::seconds kBeat{1};
+// For a job before, or its fetch, to let go of the root: as long as a job waits.
+constexpr std::chrono::seconds kFetchWait{10};
 constexpr int kDepth = 8;
 
 Status CheckTarget(const std::string& target) {
@@ -85,24 +91,31 @@ void TellProgram(const MirrorRootOptions& options, const nlohmann::json& event) 
   std::fflush(stdout);
 }
 
-bool InputHasEnded() {
-  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-  return ::poll(&input, 1, 0) > 0;
-}
+/// The program that has started this one, with --with-stdin: it closes stdin, or dies. Its forked children may have
+/// stdin, too.
+class Starter {
+ public:
+  explicit Starter(bool watched)
+      : input_(watched ? STDIN_FILENO : -1),
+        process_(watched ? static_cast<int>(::syscall(SYS_pidfd_open, ::getppid(), 0)) : -1) {}
 
-/// Whether to end at once. A program that waits for --once, and dies, wants nothing any more.
-std::function<bool()> Interruptions(const MirrorRootOptions& options) {
-  return [&options, caught = CatchInterruptions()] {
-    return caught() || (options.once && options.with_stdin && InputHasEnded());
-  };
-}
+  /// Whether it has let go within the time.
+  [[nodiscard]] bool HasEnded(std::chrono::milliseconds time = {}) const {
+    std::array<pollfd, 2> watched{
+        {{.fd = input_, .events = POLLIN, .revents = 0}, {.fd = process_.get(), .events = POLLIN, .revents = 0}}};
+    return ::poll(watched.data(), watched.size(), static_cast<int>(time.count())) > 0;
+  }
+
+ private:
+  int input_;
+  UniqueFd process_;
+};
 
 /// Whether a mirror that is to be copied back was never begun: nothing is there. False also where that is unknown.
 bool IsEmpty(const std::string& root) {
-  std::error_code error;
   if (!IsBucket(root)) {
-    if (!std::filesystem::exists(root, error)) return !error;
-    return std::filesystem::is_directory(root, error) && std::filesystem::is_empty(root, error);
+    const Result<std::vector<FolderEntry>> entries = ListRoot(root);
+    return entries.ok() && std::ranges::all_of(*entries, IsOfFilesystem);
   }
   Result<BucketAddress> address = BucketAddress::Parse(root);
   Result<Rclone> rclone = Rclone::Find();
@@ -118,8 +131,9 @@ bool IsEmpty(const std::string& root) {
 /// One mirror, from its first look to its end.
 class MirrorLoop {
  public:
-  MirrorLoop(const MirrorRootOptions& options, Mirror& mirror, std::function<bool()> interrupted)
-      : options_(options), mirror_(mirror), interrupted_(std::move(interrupted)) {}
+  MirrorLoop(const MirrorRootOptions& options, Mirror& mirror, const Starter& starter,
+             std::function<bool()> interrupted)
+      : options_(options), mirror_(mirror), starter_(starter), interrupted_(std::move(interrupted)) {}
 
   [[nodiscard]] Result<int> UntilTheEnd() {
     while (!interrupted_()) {
@@ -183,9 +197,8 @@ class MirrorLoop {
 
   /// Until it is over, or the process is interrupted: a signal ends a tick, unless it came right before that.
   void Sleep(std::chrono::milliseconds most, const std::function<bool()>& over) {
-    pollfd input{.fd = options_.with_stdin ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0};
     for (auto left = most / kTick; left > 0 && !last_ && !interrupted_() && !over(); --left) {
-      last_ = ::poll(&input, 1, static_cast<int>(kTick.count())) > 0;
+      last_ = starter_.HasEnded(kTick);
     }
   }
 
@@ -197,6 +210,7 @@ class MirrorLoop {
 
   const MirrorRootOptions& options_;
   Mirror& mirror_;
+  const Starter& starter_;
   const std::function<bool()> interrupted_;
   // Ends once nothing is due.
   bool last_ = options_.once;
@@ -211,12 +225,18 @@ Result<int> CopyCheckpoints(const MirrorRootOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::uint64_t bandwidth, ParseBandwidth(options.bandwidth));
   // Whoever closes stdin by dying reads no more of what is said.
   if (options.with_stdin) std::signal(SIGPIPE, SIG_IGN);
-  const std::function<bool()> interrupted = Interruptions(options);
+  const Starter starter(options.with_stdin);
+  // A program that waits for --once, and dies, wants nothing any more.
+  const std::function<bool()> interrupted = [&, caught = CatchInterruptions()] {
+    return caught() || (options.once && starter.HasEnded());
+  };
   MirrorOptions mirroring{
       .root = options.root,
       .target = options.target,
       .rules = {.every = options.every, .keep_last = options.keep_last, .keep_every = options.keep_every},
+      .brings_back = options.brings_back,
       .bandwidth = bandwidth,
+      .wait = options.wait,
       .on_note = [](const std::string& note) { PrintError("{}\n", Printable(note)); }};
   const bool bucket = IsBucket(options.root) || IsBucket(options.target);
   if (bucket) {
@@ -228,10 +248,16 @@ Result<int> CopyCheckpoints(const MirrorRootOptions& options) {
                          ChooseIoQueue(bucket ? IoQueueKind::kThreads : IoQueueKind::kAuto, kDepth));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Mirror> mirror, Mirror::Open(*queue, mirroring));
-  return MirrorLoop(options, *mirror, interrupted).UntilTheEnd();
+  return MirrorLoop(options, *mirror, starter, interrupted).UntilTheEnd();
 }
 
 Result<int> BringBack(const MirrorRootOptions& options) {
+  struct stat found {};
+  if (!IsBucket(options.root) && ::stat(options.root.c_str(), &found) != 0 && errno == ENOENT) {
+    return Error(StatusCode::kNotFound,
+                 "{}: no such directory: is its disk mounted? For a mirror that is not begun yet, make it first",
+                 options.root);
+  }
   CAIRN_RETURN_IF_ERROR(IsBucket(options.root) ? CheckTarget(options.root) : CheckRoot(options.root));
   CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
   return CopyCheckpoints(options);
@@ -257,6 +283,8 @@ Result<int> Fetch(const MirrorRootOptions& options) {
   }
   MirrorRootOptions once = options;
   once.once = true;
+  once.brings_back = true;
+  once.wait = kFetchWait;
   Result<int> ended = BringBack(once);
   if (!ended.ok() && once.with_stdin && IsEmpty(once.root)) TellProgram(once, {{"event", "empty"}});
   return ended;

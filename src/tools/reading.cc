@@ -119,6 +119,8 @@ std::string WithStepsZeros(const std::string& path) {
   return step ? JoinPath(root, StepName(*step)).text() : path;
 }
 
+bool IsOfFilesystem(const FolderEntry& entry) { return entry.directory && entry.name == "lost+found"; }
+
 Status CheckRoot(const std::string& path) {
   CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
   if (kind != PathKind::kRoot) {
@@ -126,8 +128,7 @@ Status CheckRoot(const std::string& path) {
                  kind == PathKind::kCheckpoint ? "checkpoint's folder" : "file");
   }
   CAIRN_ASSIGN_OR_RETURN(std::vector<FolderEntry> entries, ListRoot(path));
-  // A new filesystem's own root has it.
-  std::erase_if(entries, [](const FolderEntry& entry) { return entry.directory && entry.name == "lost+found"; });
+  std::erase_if(entries, IsOfFilesystem);
   if (entries.empty() || HasAnyOfARoot(entries)) return Status::Ok();
   return Error(StatusCode::kInvalidArgument,
                "{} is not a directory of Cairn's checkpoints: it has no step-* and no {}{}", path, kWriterName,

@@ -9,6 +9,7 @@
 #include "base/worker_pool.h"
 #include "restore/reader.h"
 #include "restore/source.h"
+#include "store/paths.h"
 
 namespace cairn::tools {
 
@@ -41,6 +42,9 @@ enum class PathKind : std::uint8_t { kRoot, kCheckpoint, kTensorFile };
 
 /// The path; but that of a missing root/step-70 with the zeros that the checkpoint's folder has.
 [[nodiscard]] std::string WithStepsZeros(const std::string& path);
+
+/// What a new filesystem's own root has.
+[[nodiscard]] bool IsOfFilesystem(const FolderEntry& entry);
 
 /// Ok if the folder is a root: it has a checkpoint, or a file that a writer leaves, or is empty as before the first
 /// save. InvalidArgument says what the path is instead, and names the roots directly below it.

@@ -26,7 +26,11 @@ import cairn, torch
 
 with cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2,
                         mirrors=[cairn.Mirror(sys.argv[2])]) as checkpointer:
-    print(sys.stdin.readline(), flush=True)  # The test has stopped the mirror.
+    sys.stdin.readline()  # The test has stopped the mirror.
+    child = os.fork()  # As data loaders are. It has what the job has open, and outlives it.
+    if child == 0:
+        signal.pause()
+    print(child, flush=True)
     checkpointer.save(1, {"weight": torch.ones(100_000)}).wait()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -125,17 +129,21 @@ def test_one_that_hangs_is_named_left_behind_and_no_reason_to_wait(
 
 def test_when_the_job_is_killed_its_mirror_finishes_and_ends(root: Path, tmp_path: Path) -> None:
     program = [sys.executable, "-c", JOB, str(root), str(tmp_path / "mirror")]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, env=ENVIRONMENT) as job:
-        assert job.stdin is not None
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as job:
+        assert job.stdin is not None and job.stdout is not None
         mirror = process_of(root)
         pidfd = os.pidfd_open(mirror)
         os.kill(mirror, signal.SIGSTOP)  # So that it has copied nothing before.
         job.stdin.write(b"\n")
         job.stdin.close()
+        child = int(job.stdout.readline())
         assert job.wait(60) == -signal.SIGKILL
-    os.kill(mirror, signal.SIGCONT)
+    try:
+        os.kill(mirror, signal.SIGCONT)
 
-    expect_end(pidfd)
+        expect_end(pidfd)
+    finally:
+        os.kill(child, signal.SIGKILL)
     expect_whole(tmp_path / "mirror", 1)
 
 
@@ -190,6 +198,9 @@ def test_a_save_is_waited_for_where_it_is_wanted(root: Path, tmp_path: Path, mak
 def test_a_lost_root_comes_back_by_itself(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     far = tmp_path / "far"
     options = HOST_MEMORY | {"mirrors": [cairn.Mirror(far)], "restore_from": far}
+    with pytest.raises(cairn.Error, match="no such directory: is its disk mounted"):
+        cairn.Checkpointer(root, **options)
+    far.mkdir()
     with cairn.Checkpointer(root, **options) as checkpointer:
         with pytest.raises(cairn.NotFound):
             checkpointer.restore(tree(0))
@@ -202,6 +213,9 @@ def test_a_lost_root_comes_back_by_itself(root: Path, tmp_path: Path, caplog: py
         found = checkpointer.restore(tree(0))
         assert checkpointer.steps() == [2]
         checkpointer.save(3, tree(3)).wait(60, where=far)
+    shutil.rmtree(root)
+    with cairn.Checkpointer(root, **options) as checkpointer:
+        assert checkpointer.steps() == [3]
 
     assert found["step"] == 2 and torch.equal(found["weight"], tree(2)["weight"])
     expect_whole(far, 1, 2, 3)
