@@ -1,21 +1,14 @@
 #include "api/mirror_specs.h"
 
-#include <array>
 #include <filesystem>
 #include <set>
-#include <string_view>
+#include <utility>
 
-#include "base/human.h"
 #include "base/status_macros.h"
+#include "store/bucket_address.h"
 
 namespace cairn {
 namespace {
-
-constexpr std::array<std::string_view, 4> kStores{"s3://", "gs://", "az://", "rclone:"};
-
-bool IsStore(std::string_view target) {
-  return target.find("://") != std::string_view::npos || target.starts_with(kStores.back());
-}
 
 bool IsInside(const std::string& path, const std::string& folder) {
   return path == folder || path.starts_with(folder + "/");
@@ -36,15 +29,10 @@ Result<std::string> CheckMirrorTarget(const std::string& target, const std::stri
     return Error(StatusCode::kInvalidArgument, "{}: expected a directory or a place in an object store, found none",
                  name);
   }
-  if (!IsStore(target)) return WholePath(target);
-  std::string whole = target;
-  while (whole.ends_with('/') && !whole.ends_with("://")) whole.pop_back();
-  for (const std::string_view store : kStores) {
-    if (whole.starts_with(store) && whole.size() > store.size()) return whole;
-  }
-  return Error(StatusCode::kUnsupported,
-               "{}: expected a directory, s3://, gs://, az:// or rclone:REMOTE:PATH, found {}", name,
-               Printable(target));
+  if (!IsBucket(target)) return WholePath(target);
+  Result<BucketAddress> address = BucketAddress::Parse(target);
+  if (!address.ok()) return Error(address.status().code(), "{}: {}", name, address.status().message());
+  return std::move(address->text);
 }
 
 Result<std::vector<MirrorSpec>> CheckMirrors(const Options& options) {

@@ -11,33 +11,15 @@
 
 #include "base/bytes.h"
 #include "mirror/rclone.h"
+#include "store/bucket_address.h"
 #include "store/list.h"
 #include "store/writer.h"
 
 namespace cairn {
 
-/// Whether a target means a place in an object store: "s3://...", "gs://...", "az://..." or "rclone:REMOTE:PATH".
-[[nodiscard]] bool IsBucket(std::string_view target);
-
-/// The target for messages: of one with settings or a user, which may have secrets, only its kind.
-[[nodiscard]] std::string WithoutSettings(std::string_view target);
-
 /// What one call should read of an object of so many bytes, so that several can read it at once: to start rclone costs
 /// as much as to read some MB.
 [[nodiscard]] std::uint64_t RunBytes(std::uint64_t object);
-
-/// Such a place.
-struct BucketAddress {
-  /// As it was given, without slashes at its end.
-  std::string text;
-  /// For rclone.
-  std::string remote;
-
-  /// InvalidArgument for what is none.
-  [[nodiscard]] static Result<BucketAddress> Parse(std::string_view text);
-  /// An object or a folder below it.
-  [[nodiscard]] std::string Remote(std::string_view name) const;
-};
 
 /// Checkpoints in an object store, each in a folder step-N.<attempt> (see docs/format.md). Blocking; each call runs
 /// rclone, and fails as RcloneCall does. For one thread; Start may be called while its calls go on.

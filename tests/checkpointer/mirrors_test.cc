@@ -225,6 +225,7 @@ TEST_F(MirroredJob, RefusesMirrorsThatCannotWorkBeforeAnythingIsOpened) {
   const Status never = refused({.target = far_, .every = 0});
   const Status store = refused({.target = "ftp://host/run"});
   const Status empty = refused({.target = "s3://"});
+  const Status secret = refused({.target = "rclone::s3,secret_access_key=ours:bucket/run"});
   const Status inside = refused({.target = root_ + "/copies"});
   const Status twice = Checkpointer::Open(With({{.target = far_}, {.target = far_ + "/"}})).status();
   const Status no_command = Checkpointer::Open(missing).status();
@@ -232,8 +233,10 @@ TEST_F(MirroredJob, RefusesMirrorsThatCannotWorkBeforeAnythingIsOpened) {
   EXPECT_THAT(none.ToString(), HasSubstr("InvalidArgument: mirrors: expected a directory or a place"));
   EXPECT_THAT(never.ToString(),
               HasSubstr("InvalidArgument: mirrors, " + far_ + ": every: expected 1 or more, found 0"));
-  EXPECT_THAT(store.ToString(), HasSubstr("Unsupported: mirrors: expected a directory, s3://"));
-  EXPECT_EQ(empty.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(store.ToString(), HasSubstr("Unsupported: mirrors: ftp://host/run: expected a directory, s3://"));
+  EXPECT_THAT(empty.ToString(), HasSubstr("InvalidArgument: mirrors: s3://: expected s3://BUCKET/PREFIX"));
+  EXPECT_THAT(secret.ToString(), AllOf(HasSubstr("InvalidArgument: mirrors: rclone:...: expected rclone:REMOTE:PATH"),
+                                       Not(HasSubstr("ours"))));
   EXPECT_THAT(inside.ToString(), HasSubstr("expected neither to be in the other"));
   EXPECT_THAT(twice.ToString(), HasSubstr("found two for " + far_));
   EXPECT_THAT(no_command.ToString(), HasSubstr("FailedPrecondition: mirror_command: expected the command cairn"));
@@ -307,18 +310,26 @@ TEST_F(MirroredJob, BringsTheNewestBackWhereTheRootHasNothing) {
 }
 
 TEST_F(MirroredJob, BeginsEmptyWhereTheMirrorHasNothingEither) {
-  for (const bool made : {false, true}) {
-    if (made) fs::create_directory(far_);
-    Options options = With({{.target = far_}});
-    options.restore_from = far_;
-    options.root = base_ / (made ? "made" : "unmade");
+  fs::create_directories(far_ + "/lost+found");  // A new filesystem's own root.
+  Options options = With({{.target = far_}});
+  options.restore_from = far_;
 
-    const auto job = OpenOrFail(options);
-    ASSERT_NE(job, nullptr);
+  const auto job = OpenOrFail(options);
+  ASSERT_NE(job, nullptr);
 
-    EXPECT_EQ(RestoreAndCompare(*job, Latest()).code(), StatusCode::kNotFound);
-    static_cast<void>(told_.WaitFor("restore_from " + far_ + ": it has no checkpoint, so the root begins empty"));
-  }
+  EXPECT_EQ(RestoreAndCompare(*job, Latest()).code(), StatusCode::kNotFound);
+  static_cast<void>(told_.WaitFor("restore_from " + far_ + ": it has no checkpoint, so the root begins empty"));
+}
+
+TEST_F(MirroredJob, DoesNotBeginEmptyWhereTheMirrorsDiskMayNotBeMounted) {
+  Options options = With({{.target = far_}});
+  options.restore_from = far_;
+
+  const Status missing = Checkpointer::Open(options).status();
+
+  EXPECT_THAT(missing.ToString(), HasSubstr("restore_from " + far_ + ": " + far_ +
+                                            ": no such directory: is its disk mounted? For a mirror that is not begun "
+                                            "yet, make it first"));
 }
 
 TEST_F(MirroredJob, NamesAMirrorThatCannotBringItsNewest) {
