@@ -81,6 +81,8 @@ class Bucket {
   /// Reads them, several at once; a result for each. NotFound if there is no such object (any more), IoError if it is
   /// shorter.
   [[nodiscard]] std::vector<Result<std::string>> Get(std::span<const Range> ranges) const;
+  /// The same for whole small objects; if they are many, by one call for all.
+  [[nodiscard]] Result<std::vector<Result<std::string>>> GetWhole(std::span<const Range> ranges) const;
 
   /// A call that reads the object's bytes [offset, offset + length), or writes an object of this length.
   [[nodiscard]] Result<std::unique_ptr<RcloneCall>> StartRead(const std::string& name, std::uint64_t offset,
@@ -90,6 +92,7 @@ class Bucket {
   [[nodiscard]] Result<std::unique_ptr<RcloneCall>> StartCopy(const std::string& from, const std::string& to) const;
 
  private:
+  [[nodiscard]] Status GetByOneCall(std::span<const Range> ranges, std::vector<Result<std::string>>& read) const;
   [[nodiscard]] Result<std::unique_ptr<RcloneCall>> Start(const std::vector<std::string>& arguments,
                                                           const std::string& doing) const;
   [[nodiscard]] Result<std::string> Finish(Result<std::unique_ptr<RcloneCall>> call, const Range& range) const;

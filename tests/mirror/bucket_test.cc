@@ -8,6 +8,8 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "mirror/verify.h"
 #include "mirror_case.h"
@@ -230,6 +232,29 @@ TEST_F(BucketTest, AFailureThatNobodyIsToldIsNoSuccess) {
   std::signal(SIGCHLD, before);
 
   EXPECT_THAT(opened.status().message(), HasSubstr("waiting for rclone"));
+}
+
+TEST_F(BucketTest, ManyManifestsAreReadByOneCall) {
+  std::vector<StoredCheckpoint> saved;
+  for (std::uint64_t step = 1; step <= 12; ++step) saved.push_back(Save(step));
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
+  fs::resize_file(Folder(saved[4]) + "/manifest.json", 10);
+  Rclone counting = rclone_;
+  counting.program = base() + "/rclone";
+  std::ofstream(counting.program) << "#!/bin/sh\necho $1 >> " << base() << "/calls\nexec " << rclone_.program
+                                  << " \"$@\"\n";
+  fs::permissions(counting.program, fs::perms::owner_all);
+
+  Bucket bucket(counting, *BucketAddress::Parse(ToStore().target));
+  const auto list = bucket.List();
+
+  ASSERT_TRUE(list.ok()) << list.status();
+  ASSERT_EQ(list->size(), 12U);
+  EXPECT_EQ(std::ranges::count_if(*list, [](const auto& one) { return one.info.status.ok(); }), 11);
+  EXPECT_EQ(list->back().info.step, 5U);
+  EXPECT_EQ(list->back().info.status.code(), StatusCode::kCorrupt);
+  std::ifstream calls(base() + "/calls");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(calls), {}), "lsjson\ncopy\n");
 }
 
 TEST_F(BucketTest, VerifyReadsEveryByteAndNamesWhatDiffers) {
