@@ -53,7 +53,8 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   constexpr int kMisuse = 2;
   CLI::App app{
       "Trains a model with libtorch and checkpoints it with Cairn.\n"
-      "Prints a line for each step, and \"durable step=N\" as soon as a checkpoint is durable.\n"
+      "Prints a line for each step, and \"durable step=N\" as soon as a checkpoint is durable (\"kept step=N\": in "
+      "memory).\n"
       "A first SIGTERM or SIGINT ends it after a last checkpoint, a second one at once.\n"
       "Exit status: 0 trained, 1 training or a save failed, 2 invalid flags, 3 ended by a signal after a last "
       "checkpoint."};
@@ -114,6 +115,9 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   app.add_flag("--prove-backend", flags.prove_backend,
                "Only check that ranks' sums, broadcasts and messages arrive; also with one rank");
   app.add_option("--checkpoint-dir", flags.checkpoint_dir, "Save checkpoints here");
+  app.add_option("--memory-root", flags.memory_root,
+                 "Keep each save first in this folder on tmpfs, for example /dev/shm: the disk gets what it can take")
+      ->needs("--checkpoint-dir");
   app.add_option("--every", flags.every, "Save after every N steps, and after the last")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -37,6 +37,8 @@ struct Flags {
 
   /// If empty, nothing is saved.
   std::string checkpoint_dir;
+  /// If empty, no save is kept in memory first.
+  std::string memory_root;
   std::uint64_t every = 10;
   bool resume = false;
   int in_flight = 2;

@@ -31,6 +31,7 @@ ordered_json ToJson(const SaveRecord& save) {
           {"stall_seconds", Seconds(stats.stall)},
           {"captured_seconds", Seconds(stats.captured)},
           {"written_seconds", Seconds(stats.written)},
+          {"kept_seconds", Seconds(stats.kept)},
           {"durable_seconds", Seconds(stats.durable)},
           {"staged", stats.staged},
           {"direct", stats.direct}};
@@ -42,6 +43,7 @@ ordered_json ToJson(const cairn::CheckpointerStats& stats) {
           {"pool_bytes", stats.pool_bytes},
           {"pool_hugepage_bytes", stats.pool_hugepage_bytes},
           {"pool_peak_bytes", stats.pool_peak_bytes},
+          {"saves_kept", stats.saves_kept},
           {"saves_durable", stats.saves_durable},
           {"saves_failed", stats.saves_failed},
           {"bytes_written", stats.bytes_written}};

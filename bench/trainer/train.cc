@@ -47,6 +47,7 @@ T Take(cairn::Result<T> result) {
 /// Called on the engine's thread.
 void PrintEvent(const cairn::Event& event) {
   const std::string step = " step=" + std::to_string(event.step.value_or(0));
+  if (event.kind == EventKind::kSaveKept) PrintLine("kept" + step);
   if (event.kind == EventKind::kSaveDurable) PrintLine("durable" + step);
   if (event.kind == EventKind::kSaveFailed) PrintError("save failed" + step + ": " + event.status.ToString());
   if (event.kind == EventKind::kLog && event.severity != Severity::kInfo) PrintError(event.message);
@@ -55,6 +56,7 @@ void PrintEvent(const cairn::Event& event) {
 std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags, const Ranks* ranks) {
   if (flags.checkpoint_dir.empty()) return nullptr;
   cairn::Options options{.root = flags.checkpoint_dir,
+                         .memory_root = flags.memory_root,
                          .keep_last = flags.keep,
                          .max_in_flight = flags.in_flight,
                          .on_event = PrintEvent,
@@ -321,10 +323,13 @@ void Run::RecordEndedSaves() {
   while (!saves_.empty()) {
     const cairn::SaveHandle& oldest = saves_.front();
     const cairn::SaveStats stats = oldest.stats();
-    if (stats.phase != SavePhase::kDurable && stats.phase != SavePhase::kFailed) return;
+    const cairn::Status status = oldest.status();
+    // One that is kept, and left out of the disk, has ended as it should.
+    const bool left_out = stats.phase == SavePhase::kKept && status.code() == StatusCode::kCancelled;
+    if (stats.phase != SavePhase::kDurable && status.ok()) return;
     const bool durable = stats.phase == SavePhase::kDurable;
-    all_saved_ = all_saved_ && durable;
-    report_.saves.push_back({stats, oldest.status()});
+    all_saved_ = all_saved_ && (durable || left_out);
+    report_.saves.push_back({stats, status});
     if (durable) pace_.save_seconds = std::chrono::duration<double>(stats.durable).count();
     saves_.pop_front();
   }
