@@ -26,9 +26,9 @@ from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument
 from .._paths import local_path
 from .._save import Save
-from .classes import class_names, classes_in
 from .direct import load_by, load_into, load_planned, opened_to_read, place_in, start_save
 from .failures import own_errors
+from .optimizers import optimizers_in
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
@@ -262,7 +262,7 @@ def _writer(
         raise InvalidArgument("frozen: give it to the storage_writer")
     if isinstance(storage_writer, StorageWriter):
         storage_writer._frozen.look_at(state)
-        storage_writer._optimizers = class_names(classes_in(state))
+        storage_writer._optimizers = optimizers_in(state)
         storage_writer._given = {} if type(state) is dict else state
     return storage_writer, {"checkpoint_id": checkpoint_id, "process_group": process_group, "no_dist": no_dist}
 

@@ -24,7 +24,6 @@ from .._protect import note_holder
 from .._save import Save
 from .._tree.taken import copied, items_of
 from .._tree.tensors import TensorCollector, torch_dtype
-from .classes import Classes, class_names, classes_in, state_kept
 from .compare import BUFFER
 from .containers import made_with_metadata, metadata_of
 from .failures import own_errors
@@ -32,6 +31,7 @@ from .frozen import Frozen
 from .garbage import no_collections
 from .items import Items
 from .loading import items_in, load_state
+from .optimizers import Optimizers, optimizers_in, state_kept
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .stored import StoredItems
@@ -55,12 +55,12 @@ def start_save(
     raises.
     """
 
-    optimizers: Classes = {}
+    optimizers: Optimizers = {}
 
     def gather() -> tuple[dict[str, Any], dict[str, Any]]:
         check()
         keys, values = items_of(state, "")
-        optimizers.update(classes_in(dict(zip(keys, values, strict=True))))
+        optimizers.update(optimizers_in(dict(zip(keys, values, strict=True))))
         for value in values:
             if isinstance(value, torch.nn.Module):
                 note_holder(value)
@@ -79,7 +79,7 @@ def start_save_of(
     replace: bool = False,
     hold: float = 0.0,
     is_buffer: Callable[[str], bool] | None = None,
-    optimizers: Classes | None = None,
+    optimizers: Optimizers | None = None,
     given: Mapping[str, Any] | None = None,
     frozen: Frozen | None = None,
 ) -> Save:
@@ -111,7 +111,7 @@ def start_save_of(
             found.pieces = [
                 dataclasses.replace(one, layout=BUFFER) if is_buffer(one.fqn) else one for one in found.pieces
             ]
-        found.optimizers = class_names(optimizers or {})
+        found.note_optimizers(optimizers or {}, found.flat)
         found.check_storable()
         found.keep_own(checkpointer._engine.per_rank, checkpointer.rank)
         fqns.extend(found.paths)
@@ -176,7 +176,7 @@ def load_planned(
     """The same by DCP's own plan, with a reader."""
     own, casts = isinstance(reader, StorageReader), getattr(reader, "_cast", False)
     if own:
-        reader._optimizers = classes_in(state)
+        reader._optimizers = optimizers_in(state)
         reader._given = {} if type(state) is dict else state
         reader._group = False if no_dist else group
     place: dict[str, Any] = {"process_group": group, "no_dist": no_dist}
@@ -185,6 +185,7 @@ def load_planned(
             load(state, storage_reader=reader, planner=planner or LoadPlanner(), **place, **options)
     finally:
         if own:
+            reader._optimizers = {}  # Its next load is of another state.
             reader.reset()  # Releases the checkpoint, also if the load was refused before it read.
 
 

@@ -58,6 +58,14 @@ def optimizers_of(classes: Any) -> dict[str, list[str]]:
     return dict(classes)
 
 
+def orders_of(orders: Any) -> dict[str, list[list[str | None]]]:
+    for lists in dict(orders).values():
+        every = lists if isinstance(lists, list) else [None]
+        if not all(isinstance(one, list) and all(isinstance(n, (str, type(None))) for n in one) for one in every):
+            raise ValueError(f"expected names of optimizers' parameters, found {reprlib.repr(lists)}")
+    return dict(orders)
+
+
 def metadata_in(places: Any) -> dict[str, dict[str, Any]]:
     for modules in dict(places).values():
         if not isinstance(modules, dict) or not all(isinstance(one, dict) for one in modules.values()):

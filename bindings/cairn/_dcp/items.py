@@ -16,12 +16,14 @@ fqn, "/~v~" and the number of the rank.
   dtypes    fqn -> dtype of a tensor that is kept as bytes (see _tree/values.py): version 2
   tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; tied whole tensors are aliases
   optimizers key -> names of the classes of the optimizers at the top of the state dict, if it had these themselves
+  parameters key -> orders of such an optimizer's parameters, if its state goes by number: lists of their fqns, null where
+            the state dict has none. Ranks may have an order each. Readers may ignore it.
   metadata  place of a module's state dict -> its `_metadata`, without what is {"version": 1}; see containers.py
   own       fqns that other ranks may have too, with other contents: only as many ranks can read them, each its own
   rest      in shard 0, if the ranks divided what they hold without DCP's plan: what the other shards hold, and its text does
             not name. tensors: fqn -> its place, of those with elements; values: rank -> fqn -> its place; tied: fqns that
-            may be in `tied` of some rank. It names nothing of `own`. The text then has the `optimizers` and the `metadata`
-            of all ranks. Readers may ignore it.
+            may be in `tied` of some rank. It names nothing of `own`. The text then has the `optimizers`, `parameters`
+            and `metadata` of all ranks. Readers may ignore it.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from .._tree.tensors import TensorCollector, dtype_name
 from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
 from .containers import ModuleMetadata
+from .optimizers import Optimizers, Orders, add_orders, class_names, orders_in
 from .plain_values import (
     BELOW,
     Checker,
@@ -102,13 +105,15 @@ class Rest(NamedTuple):
 def merged(beside: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What ranks hold beside their items, of all of them."""
     optimizers: dict[str, list[str]] = {}
+    parameters: Orders = {}
     metadata: ModuleMetadata = {}
     for one in beside:
         for key, kinds in one.get("optimizers", {}).items():
             optimizers[key] = sorted({*optimizers.get(key, ()), *kinds})
+        add_orders(parameters, one.get("parameters", {}))
         for place, of in one.get("metadata", {}).items():
             metadata.setdefault(place, {}).update(of)
-    return {"optimizers": optimizers, "metadata": metadata}
+    return {"optimizers": optimizers, "parameters": parameters, "metadata": metadata}
 
 
 @dataclass
@@ -124,9 +129,14 @@ class Items:
     own: frozenset[str] = frozenset()  # What each rank keeps its own of.
     rank: int = 0
     optimizers: dict[str, list[str]] = field(default_factory=dict)  # See the text.
+    parameters: Orders = field(default_factory=dict)
     metadata: ModuleMetadata = field(default_factory=dict)
     rest: Rest | None = None
     _checker: Checker = field(default_factory=Checker)
+
+    def note_optimizers(self, optimizers: Optimizers, flat: Mapping[str, Any]) -> None:
+        """Those of the state dict, of which `flat` has the state."""
+        self.optimizers, self.parameters = class_names(optimizers), orders_in(optimizers, flat)
 
     def keep_own(self, patterns: tuple[str, ...], rank: int) -> None:
         """Takes what these patterns match for this rank's own. InvalidArgument for a tensor of which it has a part."""
@@ -175,7 +185,7 @@ class Items:
         ]
 
     def beside(self) -> dict[str, Any]:
-        return {"optimizers": self.optimizers, "metadata": self.metadata}
+        return {"optimizers": self.optimizers, "parameters": self.parameters, "metadata": self.metadata}
 
     def tied(self) -> list[str]:
         """The parts of tensors that lie in one memory."""
@@ -249,6 +259,8 @@ class Items:
             more["dtypes"] = {fqn: dtype for fqn, dtype in dtypes.items() if dtype in AS_BYTES}
         if self.optimizers:
             more["optimizers"] = self.optimizers
+        if self.parameters:
+            more["parameters"] = self.parameters
         if self.metadata:
             more["metadata"] = self.metadata
         version = max(writer.version, 2 if "dtypes" in more else 1, 3 if self.own else 1)

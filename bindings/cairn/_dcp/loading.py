@@ -27,11 +27,11 @@ from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from .._tree.casts import allows_loss
 from .._tree.tensors import current_streams
-from .classes import classes_in, state_kept, unlike_classes
 from .containers import give_metadata
 from .found import Found, find_all, find_some
 from .items import memory_of
 from .left_out import tell_left_out
+from .optimizers import optimizers_in, state_kept
 from .plain_values import VALUE
 from .planners import LoadPlanner, naming, refuse_pickled
 from .reader import of_dcp
@@ -118,7 +118,7 @@ class _Load:
         self._rank, self._world = checkpointer.rank, checkpointer.world
         self._group = self._world > 1 and not alone
         self._allow_loss, self._strict, self._parts = allow_loss, strict, parts
-        self._classes = classes_in(state)
+        self._optimizers = optimizers_in(state)
         self._given = {} if type(state) is dict else state
         self._planner = LoadPlanner(allow_partial_load=partial)
         self._planner.set_up_planner(taken)
@@ -150,8 +150,7 @@ class _Load:
                 refuse_pickled(fqn)
         goals = [*goals_of(stored, {fqn: one for fqn, one in flat.items() if fqn in stored.chunks})]
         read = partially(self._engine.reading.read_views, chosen, resume=False, folder=self._folder)
-        classes = unlike_classes(self._classes, stored.optimizers)
-        reads = Reads(stored, self._where, goals, names, flat, classes, self._allow_loss, self._strict, read)
+        reads = Reads(stored, self._where, goals, names, flat, self._optimizers, self._allow_loss, self._strict, read)
         self._found, self._reads, self._names = found, reads, names
         targets = self._engine.reading.targets_of(reads.views)
         return (

@@ -33,10 +33,10 @@ from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from .._tree.casts import allows_loss
 from .._tree.tensors import torch_dtype
-from .classes import Classes, unlike_classes
 from .containers import give_metadata
 from .items import is_step, parse_step
 from .left_out import tell_left_out
+from .optimizers import Optimizers
 from .places import Places
 from .planners import LoadPlanner
 from .reads import Reads
@@ -119,7 +119,7 @@ class StorageReader(storage.StorageReader):
         self._group: Any = None  # DCP's, where it is known; False: this process loads alone.
         self._details: dict[str, Any] = {}
         self._stored: StoredItems | None = None
-        self._optimizers: Classes = {}  # Of the state to load into, where that is known.
+        self._optimizers: Optimizers = {}  # Of the state to load into, where that is known.
         self._given: Any = {}  # That itself, likewise, if it is no plain dict.
 
     @property
@@ -240,10 +240,8 @@ class StorageReader(storage.StorageReader):
             if item.type == LoadItemType.TENSOR and hasattr(planner, "lookup_tensor"):
                 refuse_copied_parts(item.storage_index.fqn, planner.lookup_tensor(item.dest_index), item.lengths)
         values = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        flat, classes = getattr(planner, "state_dict", None) or {}, unlike_classes(self._optimizers, stored.optimizers)
-        return Reads(
-            stored, self._details["path"], goals, values, flat, classes, self._cast, self._strict, self._read_alone
-        )
+        flat, where = getattr(planner, "state_dict", None) or {}, self._details["path"]
+        return Reads(stored, where, goals, values, flat, self._optimizers, self._cast, self._strict, self._read_alone)
 
     def _read_alone(self, views: list[Any]) -> None:
         self._checkpointer._engine.reading.read_views(self._details, views, False, folder=self._folder)

@@ -14,6 +14,7 @@ from .._tree import Stored
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .blocks import refuse_scattered
 from .left_out import tell_unlike
+from .optimizers import Optimizers, check_orders, orders_in, unlike_classes
 from .plain_values import BELOW
 from .stored import StoredItems, part_of
 from .targets import (
@@ -87,7 +88,8 @@ class Views:
 class Reads:
     """The reads of one rank. InvalidArgument, with the names, for what must not be loaded into what is given.
 
-    `flat` has what the values are to replace, by fqn. `classes`: see unlike_classes. `read` reads views, at once."""
+    `flat` has what the values are to replace, by fqn. `optimizers` are those
+    whose state it has, where they are known. `read` reads views, at once."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class Reads:
         goals: list[Goal],
         values: list[str],
         flat: Mapping[str, Any],
-        classes: list[str],
+        optimizers: Optimizers,
         allow_loss: bool,
         strict: bool,
         read: Callable[[list[Any]], None],
@@ -107,9 +109,10 @@ class Reads:
         refuse_scattered(flat)
         check_kinds(values, flat, where)
         check_numbers(stored, values, flat, where)
+        check_orders(orders_in(optimizers, flat), stored.parameters, stored.paths, where)
         check_schedulers(stored, values, flat, where)
         inner = inner_targets(stored, values, flat, where)
-        unlike = unlike_optimizers(stored, values, flat, classes)
+        unlike = unlike_optimizers(stored, values, flat, unlike_classes(optimizers, stored.optimizers))
         if strict:
             _tell_unlike(where, unlike, True)
         self.targets = Targets(stored, goals, allow_loss, where, unlike, inner)

@@ -16,8 +16,9 @@ from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import filled
 from .._tree.writer import PACKED
 from .containers import ModuleMetadata
-from .forms import Path, dtypes_of, metadata_in, optimizers_of, own_of, path_of, rest_of, tie_of, well_formed
+from .forms import Path, dtypes_of, metadata_in, optimizers_of, orders_of, own_of, path_of, rest_of, tie_of, well_formed
 from .items import merged, name_of
+from .optimizers import Orders
 from .plain_values import BELOW, below
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class StoredItems:
         default_factory=dict
     )  # What ranks have their own of, and why this one cannot have it.
     optimizers: dict[str, list[str]] = field(default_factory=dict)
+    parameters: Orders = field(default_factory=dict)
     metadata: ModuleMetadata = field(default_factory=dict)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of `tensors`; see Chunk.
     tied: set[str] = field(default_factory=set)  # Tensors of which some chunks may be tied to others'.
@@ -200,6 +202,7 @@ def text_of(details: Mapping[str, Any], given: Mapping[str, str]) -> Text:
                     own_of(items.get("own", []), paths),
                     {
                         "optimizers": optimizers_of(items.get("optimizers", {})),
+                        "parameters": orders_of(items.get("parameters", {})),
                         "metadata": metadata_in(items.get("metadata", {})),
                     },
                     Rest(*rest_of(items["rest"])) if "rest" in items else None,

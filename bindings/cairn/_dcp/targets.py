@@ -22,6 +22,7 @@ from .._tree.schedulers import refuse_order
 from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import holds, is_plain
 from .left_out import OTHER_CLASS
+from .optimizers import GO_BY_NAME
 from .stored import Chunk, Inner, StoredItems, part_of
 from .tiles import Box, common, overlap, untiled
 
@@ -243,10 +244,7 @@ def check_numbers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, A
                 what = f"{unlike[0][0]} in the state to load into, {unlike[0][1]} in the checkpoint"
             else:
                 continue
-            raise InvalidArgument(
-                f'{where}: "{name}": {what}, and this state goes by number: make the optimizer as it was, or save and load '
-                "what get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives, which goes by name"
-            )
+            raise InvalidArgument(f'{where}: "{name}": {what}, and {GO_BY_NAME}')
 
 
 def check_schedulers(stored: StoredItems, fqns: Iterable[str], flat: Mapping[str, Any], where: str) -> None:

@@ -32,6 +32,7 @@ from .containers import metadata_of
 from .frozen import Frozen
 from .groups import refuse_default_group
 from .items import Items, Paths, Piece, is_step, memory_of, parse_step
+from .optimizers import Optimizers
 from .plain_values import Form, Held, Key, check_storable, held_values, large_arrays
 from .planners import SavePlanner, naming
 from .shares import check_plans, described_item, key_of, size_of_item
@@ -75,7 +76,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._step = step if step is None else parse_step(step)
         self._replace = replace
         self._frozen = Frozen(frozen)
-        self._optimizers: dict[str, list[str]] = {}  # Of the state dict, where that is known. See Items.
+        self._optimizers: Optimizers = {}  # Of the state dict, where that is known.
         self._given: Mapping[str, Any] = {}  # That itself, likewise, if it is no plain dict.
 
     def __del__(self) -> None:
@@ -141,7 +142,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             planner = SavePlanner()
             planner.set_up_planner(given, None, self._checkpointer.rank == 0)
             self._staged = _items_of_state(planner, self._planner)
-            self._staged.optimizers = self._optimizers
+            self._staged.note_optimizers(self._optimizers, self._staged.flat)
             self._staged.metadata = metadata
             if self._checkpointer.world > 1:
                 self._staged.check_storable()
@@ -282,7 +283,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         def planned() -> _Planned:
             items = _items_of_plan(self._with_own(plan, planner), planner)
-            items.optimizers = self._optimizers
+            flat = getattr(planner, "state_dict", None)
+            items.note_optimizers(self._optimizers, flat if isinstance(flat, dict) else {})
             items.metadata = getattr(planner, "of_modules", {}) | metadata_of(self._given)
             items.keep_own(self._checkpointer._engine.per_rank, self._checkpointer.rank)
             return _Planned([item for item in self._held(planner) if not self._is_own(item)], planner, items)
