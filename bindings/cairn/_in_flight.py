@@ -62,5 +62,5 @@ def _wait(save: Save, root: str, end: float, timeout: float) -> None:
             f"{root}: expected step {save.step}, which this process saves, to be durable before it is read; found it "
             f"{save.stats()['phase']} after {timeout:g} s"
         )
-    if save.stats()["phase"] != "durable":
+    if save.stats()["phase"] not in ("durable", "kept"):
         _log.warning("%s: the save of step %d has ended without a checkpoint: what is older is read", root, save.step)

@@ -24,6 +24,8 @@ namespace {
 
 constexpr unsigned kFileMode = 0600;
 constexpr unsigned kFolderMode = 0700;
+// More than headers vary.
+constexpr std::uint64_t kMuchLess = 256U << 10;
 
 // Beside those of saves in flight: the newest that is kept, which waits, and the one that is drained.
 std::uint64_t SlotsOf(const Options& options) { return static_cast<std::uint64_t>(options.max_in_flight) + 2; }
@@ -156,6 +158,8 @@ bool MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline de
   if (off_) return false;
   // Headers vary a little from save to save.
   const std::uint64_t needed = AlignUp(bytes, kBlock) + AlignUp(header + header / 4, std::uint64_t{64} << 10);
+  // A save cuts its slot to its own length.
+  if (needed + kMuchLess < slot_bytes_) slot_bytes_ = needed;
   if (needed <= slot_bytes_) return true;
   Status allocated;
   while (slot_bytes_ < needed) {

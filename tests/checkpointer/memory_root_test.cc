@@ -317,6 +317,14 @@ TEST_F(MemoryRootTest, ALargerStateGetsLargerSlots) {
   larger.Fill(8);
   ASSERT_TRUE(checkpointer->Restore(Latest(), larger.state()).ok());
   EXPECT_TRUE(larger.Holds(7));
+  // Once more, when smaller ones have had all slots.
+  const std::uint64_t blocks = ShardsIn(Folder()).second;
+  for (std::uint64_t step = 3; step <= 9; ++step) ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
+  EXPECT_LT(ShardsIn(Folder()).second, blocks);
+  const auto again = checkpointer->Save(10, larger.state());
+  ASSERT_TRUE(again.ok()) << again.status();
+  ASSERT_EQ(again->WaitKept(Soon()), Status::Ok());
+  EXPECT_EQ(ShardsIn(Folder()).second, blocks) << "all slots have room again";
 }
 
 TEST_F(MemoryRootTest, SlotsThatDoNotFitAreNotMade) {
