@@ -67,6 +67,10 @@ Status CheckMemory(const Options& options) {
     return Error(StatusCode::kInvalidArgument, "memory_root: expected one process, found a group of {} ranks",
                  options.group->size());
   }
+  if (options.read_only) {
+    return Error(StatusCode::kInvalidArgument,
+                 "memory_root: expected a root that is opened for writing, found read_only");
+  }
   if (!options.checksums) {
     return Error(StatusCode::kInvalidArgument, "memory_root: expected checksums, found checksums off");
   }
@@ -87,7 +91,7 @@ Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
                ? Status::Ok()
                : Error(StatusCode::kInvalidArgument, "{}: expected {} to {}, found {}", field, least, most, value);
   };
-  if (!options.memory_root.empty() && !options.read_only) CAIRN_RETURN_IF_ERROR(CheckMemory(options));
+  if (!options.memory_root.empty()) CAIRN_RETURN_IF_ERROR(CheckMemory(options));
   if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "root is empty");
   CAIRN_ASSIGN_OR_RETURN(options.mirrors, CheckMirrors(options));
   if (!options.restore_from.empty()) {

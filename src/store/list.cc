@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -281,14 +282,28 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
 
 namespace {
 
-/// What is in memory, of this root. Damaged manifests only where the disk has no whole checkpoint of the step.
+/// Of which attempt a damaged manifest says that it is. No damage makes it one that is on the disk. Empty if it says
+/// nothing.
+std::string AttemptSaid(const StoredCheckpoint& damaged) {
+  constexpr std::string_view kBefore = "\"attempt\":\"";  // The parent's comes later.
+  constexpr std::size_t kIdLength = 36;
+  std::string text(4096, '\0');
+  std::ifstream file(damaged.info.path + "/" + std::string(kManifestName), std::ios::binary);
+  text.resize(static_cast<std::size_t>(file.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));
+  const std::size_t at = text.find(kBefore);
+  return at == std::string::npos ? "" : text.substr(at + kBefore.size(), kIdLength);
+}
+
+/// What is in memory, of this root. Damaged manifests only where the disk does not have the same checkpoint whole.
 std::vector<StoredCheckpoint> ListMemory(const MemoryPlace& memory, const std::vector<StoredCheckpoint>& on_disk) {
   Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(memory.path);
   if (!list.ok()) return {};  // Removed meanwhile: then it has nothing that the disk has not.
   std::erase_if(*list, [&](const StoredCheckpoint& one) {
     if (Verified(one)) return one.info.root != memory.root;
-    return std::ranges::any_of(on_disk,
-                               [&](const auto& other) { return Verified(other) && other.info.step == one.info.step; });
+    const std::string attempt = AttemptSaid(one);
+    return std::ranges::any_of(on_disk, [&](const auto& other) {
+      return Verified(other) && other.info.step == one.info.step && other.info.attempt == attempt;
+    });
   });
   return *std::move(list);
 }

@@ -77,6 +77,31 @@ TEST_F(MemoryRootTest, ADamagedManifestThatIsTheOnlyOneStays) {
   }
 }
 
+TEST_F(MemoryRootTest, ADamagedManifestHidesNoNewerSaveOfAStepThatTheDiskHas) {
+  KeepAndDie({1, 2}, /*holds=*/false);
+  const std::string manifest = InFolder(2) + "/" + std::string(kManifestName);
+  fs::resize_file(manifest, fs::file_size(manifest) - 1);
+  {
+    const auto checkpointer = OpenOrFail(WithMemory());
+    ASSERT_NE(checkpointer, nullptr);
+    EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok()) << "the disk has the same save";
+  }
+  // The same with a save of the step that the disk does not have.
+  const auto plan = FaultPlan::Make();
+  const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
+  const auto checkpointer = OpenOrFail(WithMemory(), Through(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+  const auto state = SmallState(2);
+  const auto save = checkpointer->Save(2, state->state(), {.if_exists = IfExists::kReplace});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ(save->WaitKept(Soon()), Status::Ok());
+  fs::resize_file(manifest, fs::file_size(manifest) - 1);
+
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()).code(), StatusCode::kCorrupt);
+  gate.Release();
+}
+
 TEST_F(MemoryRootTest, ADrainCommitsNothingThatHasChangedInMemory) {
   const auto plan = FaultPlan::Make();
   const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
@@ -222,7 +247,7 @@ class MemoryRootHangs : public MemoryRootTest {
  protected:
   [[nodiscard]] Options Stalling() {
     Options options = WithMemory();
-    options.stall_timeout = std::chrono::milliseconds(200);
+    options.stall_timeout = std::chrono::seconds(1);  // The real disk answers within it.
     options.on_event = messages_.callback();
     return options;
   }
