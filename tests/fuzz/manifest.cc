@@ -2,6 +2,8 @@
 
 #include "format/manifest.h"
 
+#include <algorithm>
+
 #include "fuzz/check.h"
 #include "fuzz/repair.h"
 
@@ -14,9 +16,10 @@ void Read(std::string_view text) {
   if (!read.ok()) return RequireRefusal(read.status(), file);
 
   Require(read->shards.size() >= read->world, "one shard for each rank");
-  Require(read->required_features.empty() == (read->shards.size() == read->world), "kept files are a feature");
+  const bool has_kept = std::ranges::find(read->required_features, kKeptFeature) != read->required_features.end();
+  Require(has_kept == (read->shards.size() != read->world), "kept files are a feature");
   for (const std::string& feature : read->required_features) {
-    Require(feature == kKeptFeature, "this version knows one feature", feature);
+    Require(feature == kKeptFeature || feature == kLongValuesFeature, "this version knows the feature", feature);
   }
   for (std::size_t i = 0; i < read->shards.size(); ++i) {
     const ManifestShard& shard = read->shards[i];
