@@ -426,7 +426,7 @@ TEST_F(NfsLate, NameSeenLateDelaysTheSaveAndIsReportedOnce) {
 }
 
 TEST_F(NfsLate, NameNeverSeenFailsTheSaveAfterTheDeadline) {
-  OpenBoth(std::chrono::milliseconds(300));
+  OpenBoth(std::chrono::seconds(1));
   std::uint64_t step = 0;
   for (const Late& late : All()) {
     clients_[late.rank]->HideLate(late.part);
