@@ -2,12 +2,14 @@
 """Trains with a mirror in a bucket, loses the disk, goes on from the bucket, and compares with an uninterrupted run.
 
 Starts an S3 server on this machine (rclone serve s3). The training stands still until the bucket has its first checkpoint,
-goes on for some steps, is killed with SIGKILL, and its folder is removed. Then it resumes in an empty folder. The last line is "demo: PASS" or "demo: FAIL". Installs and
-builds first what is missing, as scripts/demo does, and rclone. Then it takes a minute.
+goes on for some steps, is killed with SIGKILL, and its folder is removed. Then it resumes in an empty folder. The last
+line is "demo: PASS" or "demo: FAIL". Installs and builds first what is missing, as scripts/demo does, and rclone. Then it
+takes a minute.
 Exit status: 0 PASS, 1 FAIL, 2 invalid arguments. `scripts/demo mirror` calls this; it needs only Python's standard library.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -91,6 +93,15 @@ def mirrored(root):
     return None, []
 
 
+def await_mirror(root):
+    """Until the job's mirror has ended: on a busy machine it is left behind, and goes on."""
+    record = mirrored(root)[0]
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(record["process"])
+        select.select([process], [], [], 10 * PATIENCE)
+        os.close(process)
+
+
 def lose_the_disk(options, train, disk):
     """Kills a run in the middle, and removes its folder. Returns it, and the steps in the bucket."""
     run = Training(train("disk/run", "--mirror", TARGET))
@@ -156,6 +167,7 @@ def compare(options, folder, train):
         diff.returncode == 0,
         "final checkpoints (weights, optimizer, generators, position): cairn diff finds no difference",
     )
+    await_mirror(folder / "disk" / "run")
     good &= demand(options.steps in mirrored(folder / "disk" / "run")[1], "the last checkpoint is in the bucket, too")
     return good
 
