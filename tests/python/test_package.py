@@ -121,7 +121,9 @@ def test_help_says_something_about_every_public_name() -> None:
 
 
 # C++'s options by Python's names: there sizes are text, too, and so have no unit.
-PYTHON_NAMES = {"host_memory_bytes": "host_memory", "chunk_bytes": "chunk", "staging_bytes": "staging"}
+PYTHON_NAMES = {
+    "host_memory_bytes": "host_memory", "chunk_bytes": "chunk", "staging_bytes": "staging", "memory_root": "memory",
+}  # fmt: skip
 # slowdown, mtbf and restart_time; logging; the command that is installed with the package.
 IN_ANOTHER_FORM = {"steering", "on_event", "mirror_command"}
 OF_PYTHON = {
