@@ -108,6 +108,26 @@ def kill_at_random(options, train, folder, per_step):
     sys.exit("the run ended three times before it could be killed\ndemo: FAIL")
 
 
+def demand_same_end(options, whole, resumed, reports, folders):
+    """Whether the resumed run ends as the whole one: reports and folders are those of the whole one, then the other's."""
+    after = range((resumed.resumed_from or 0) + 1, options.steps + 1)
+    good = demand(
+        set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
+        f"{len(after)} losses after the resume point are identical, the last {whole.losses[options.steps]}",
+    )
+    digests = [report["weights_crc64"] for report in reports]
+    good &= demand(digests[0] == digests[1], f"final weights: crc64 {digests[0]} and {digests[1]}")
+    diff = subprocess.run(
+        [options.bin / "cairn", "diff", *(folder / f"step-{options.steps:020d}" for folder in folders)],
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    return good & demand(
+        diff.returncode == 0,
+        "final checkpoints (weights, optimizer, generators, position): cairn diff finds no difference",
+    )
+
+
 def compare(options, folder, train):
     print("== uninterrupted", flush=True)
     whole = Training(train("whole"))
@@ -134,7 +154,6 @@ def compare(options, folder, train):
     print("uninterrupted: " + stall_line(report))
     print("resumed:       " + stall_line(resumed_report))
     start = resumed.resumed_from or 0
-    after = range(start + 1, options.steps + 1)
     good = demand(
         start >= max(killed.durable), f"resumed from step {start}; step {max(killed.durable)} was reported durable"
     )
@@ -142,25 +161,9 @@ def compare(options, folder, train):
         all(whole.losses[step] == loss for step, loss in killed.losses.items()),
         f"{len(killed.losses)} losses before the kill equal the uninterrupted run's",
     )
-    good &= demand(
-        set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
-        f"{len(after)} losses after the resume point are identical, the last {whole.losses[options.steps]}",
+    return good & demand_same_end(
+        options, whole, resumed, (report, resumed_report), (folder / "whole", folder / "killed")
     )
-    good &= demand(
-        report["weights_crc64"] == resumed_report["weights_crc64"],
-        f"final weights: crc64 {report['weights_crc64']} and {resumed_report['weights_crc64']}",
-    )
-    name = f"step-{options.steps:020d}"
-    diff = subprocess.run(
-        [options.bin / "cairn", "diff", folder / "whole" / name, folder / "killed" / name],
-        stdout=subprocess.DEVNULL,
-        check=False,
-    )
-    good &= demand(
-        diff.returncode == 0,
-        "final checkpoints (weights, optimizer, generators, position): cairn diff finds no difference",
-    )
-    return good
 
 
 def kill_often(options, folder, train):

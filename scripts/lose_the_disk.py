@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-from kill_and_resume import Training, demand, stall_line
+from kill_and_resume import Training, demand, demand_same_end, stall_line
 
 KEY, SECRET = "demo", "demo-secret"
 TARGET = "s3://bucket/run"
@@ -143,29 +143,13 @@ def compare(options, folder, train):
     print("uninterrupted: " + stall_line(report))
     print("resumed:       " + stall_line(resumed_report))
     start = resumed.resumed_from or 0
-    after = range(start + 1, options.steps + 1)
     good = demand(start >= max(there), f"resumed from step {start}; step {max(there)} was said to be in the bucket")
     good &= demand(
         all(whole.losses[step] == loss for step, loss in lost.losses.items()),
         f"{len(lost.losses)} losses before the disk was lost equal the uninterrupted run's",
     )
-    good &= demand(
-        set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
-        f"{len(after)} losses after it are identical, the last {whole.losses[options.steps]}",
-    )
-    good &= demand(
-        report["weights_crc64"] == resumed_report["weights_crc64"],
-        f"final weights: crc64 {report['weights_crc64']} and {resumed_report['weights_crc64']}",
-    )
-    name = f"step-{options.steps:020d}"
-    diff = subprocess.run(
-        [options.bin / "cairn", "diff", folder / "whole" / name, folder / "disk" / "run" / name],
-        stdout=subprocess.DEVNULL,
-        check=False,
-    )
-    good &= demand(
-        diff.returncode == 0,
-        "final checkpoints (weights, optimizer, generators, position): cairn diff finds no difference",
+    good &= demand_same_end(
+        options, whole, resumed, (report, resumed_report), (folder / "whole", folder / "disk" / "run")
     )
     await_mirror(folder / "disk" / "run")
     good &= demand(options.steps in mirrored(folder / "disk" / "run")[1], "the last checkpoint is in the bucket, too")
