@@ -37,9 +37,10 @@ class MirrorTest : public ::testing::Test, protected MirrorCase {
   [[nodiscard]] static Result<std::optional<Mirror::Copied>> CopyNext(Mirror& mirror) {
     return mirror.CopyNext([] { return false; });
   }
-  /// Calls `hook` once, in the middle of the first copy to the target.
+  /// Calls `hook` once, in the middle of the first copy to the target: as its second write begins, so that pieces are
+  /// left that no lane has taken yet.
   void InTheMiddle(const std::function<void()>& hook) {
-    plan_->CallAfter({.op = IoOp::kWrite, .path = target(), .nth = 2}, [hook](const SeenOperation&) { hook(); });
+    plan_->CallBefore({.op = IoOp::kWrite, .path = target(), .nth = 2}, [hook](const SeenOperation&) { hook(); });
   }
   void ExpectClean() {
     EXPECT_THAT(Leftovers(root()), IsEmpty());
