@@ -86,7 +86,7 @@ class Scratch {
 
 std::uint64_t RunBytes(std::uint64_t object) {
   constexpr std::uint64_t kLeast = 64U << 20;
-  constexpr std::uint64_t kMost = 256U << 20;
+  constexpr std::uint64_t kMost = 1U << 30;
   constexpr std::uint64_t kCalls = 4;
   return std::clamp(AlignUp((object + kCalls - 1) / kCalls, kChecksumBlock), kLeast, kMost);
 }

@@ -43,7 +43,6 @@
 namespace cairn {
 namespace {
 
-constexpr int kLanes = 4;
 constexpr std::size_t kFilesAtOnce = 16;
 // How long to wait for readers of what is to be replaced at the target.
 constexpr std::chrono::seconds kReaderTimeout{10};
@@ -167,7 +166,7 @@ IoTask<Status> CheckpointCopy::CopyBatch(std::span<const std::unique_ptr<File>> 
   for (const auto& file : batch) begins.push_back(BeginFile(*file));
   CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(begins)));
   std::vector<IoTask<Status>> lanes;
-  for (int lane = 0; lane < kLanes; ++lane) lanes.push_back(Lane(batch));
+  for (std::uint64_t lane = 0; lane < kCopyLanes; ++lane) lanes.push_back(Lane(batch));
   CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(lanes)));
   std::vector<IoTask<Status>> ends;
   for (const auto& file : batch) ends.push_back(EndFile(*file));
@@ -197,8 +196,11 @@ IoTask<Status> CheckpointCopy::BeginFile(File& file) {
 }
 
 IoTask<Status> CheckpointCopy::Lane(std::span<const std::unique_ptr<File>> batch) {
-  const BufferPool::Chunk chunk = spec_.pool.TryAcquire(BufferPool::Priority::kSave);
-  if (!chunk) co_return Error(StatusCode::kInternal, "the pool has no chunk for a lane");
+  std::vector<BufferPool::Chunk> chunks;
+  for (std::uint64_t i = 0; i < ChunksOfLane(spec_.bucket); ++i) {
+    chunks.push_back(spec_.pool.TryAcquire(BufferPool::Priority::kSave));
+    if (!chunks.back()) co_return Error(StatusCode::kInternal, "the pool has no chunk for a lane");
+  }
   for (const auto& file : batch) {
     while (file->next < file->what.length) {
       if (failed_.ok() && spec_.interrupted()) {
@@ -207,40 +209,57 @@ IoTask<Status> CheckpointCopy::Lane(std::span<const std::unique_ptr<File>> batch
       if (!failed_.ok()) co_return failed_;
       const std::uint64_t most = spec_.bucket == nullptr ? spec_.pool.chunk_bytes() : RunBytes(file->what.length);
       const std::uint64_t offset = std::exchange(file->next, file->next + most);
-      Status copied = co_await CopyRun(*file, offset, std::min(most, file->what.length - offset), chunk.data());
+      Status copied = co_await CopyRun(*file, offset, std::min(most, file->what.length - offset), chunks);
       if (failed_.ok()) failed_ = std::move(copied);
     }
   }
   co_return failed_;
 }
 
-IoTask<Status> CheckpointCopy::CopyRun(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory) {
+IoTask<Status> CheckpointCopy::CopyRun(File& file, std::uint64_t offset, std::uint64_t length,
+                                       std::span<const BufferPool::Chunk> chunks) {
   std::unique_ptr<RcloneCall> call;
   if (spec_.bucket != nullptr) {
     auto started = spec_.bucket->StartRead(ObjectName(file), offset, length);
     CAIRN_CO_RETURN_IF_ERROR(started.status());
     call = *std::move(started);
   }
-  for (const std::uint64_t end = offset + length; offset < end && failed_.ok(); offset += spec_.pool.chunk_bytes()) {
+  const std::uint64_t end = offset + length;
+  std::uint64_t read_at = offset;
+  Bytes read;  // The piece before, which is written while the next is read.
+  for (std::size_t i = 0; failed_.ok() && (offset < end || !read.empty()); ++i) {
     const std::uint64_t piece = std::min(spec_.pool.chunk_bytes(), end - offset);
-    CAIRN_CO_RETURN_IF_ERROR(co_await CopyPiece(file, offset, piece, memory, call.get()));
+    std::byte* const memory = chunks[i % chunks.size()].data();
+    std::vector<IoTask<Status>> both;
+    if (!read.empty()) both.push_back(file.target.Write(read_at, read));
+    if (piece != 0) both.push_back(ReadPiece(file, offset, piece, memory, call.get()));
+    CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(both)));
+    bytes_ += piece;
+    read_at = offset;
+    read = Bytes(memory, AlignUp(piece, kBlock));
+    offset += piece;
   }
   co_return Status::Ok();
 }
 
-IoTask<Status> CheckpointCopy::CopyPiece(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory,
+IoTask<Status> CheckpointCopy::ReadPiece(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory,
                                          RcloneCall* call) {
   const std::uint64_t padded = AlignUp(length, kBlock);
+  const auto verify = [&file, offset, bytes = Bytes(memory, length)] {
+    return file.is_index ? Status::Ok() : VerifyBlocks(file.source, offset, bytes);
+  };
   CAIRN_CO_RETURN_IF_ERROR(co_await spec_.limit.Await(length, spec_.interrupted));
   if (call != nullptr) {
-    CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(file.source.name, [&] { return call->Read(memory, length); }));
+    const auto fetch = [&] {
+      Status status = call->Read(memory, length);
+      return status.ok() ? verify() : status;
+    };
+    CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await io::OnThread(file.source.name, fetch)));
   } else {
     CAIRN_CO_RETURN_IF_ERROR(OfSource(co_await ReadAt(file.source, memory, offset, padded)));
+    CAIRN_CO_RETURN_IF_ERROR(OfSource(verify()));
   }
-  if (!file.is_index) CAIRN_CO_RETURN_IF_ERROR(OfSource(VerifyBlocks(file.source, offset, Bytes(memory, length))));
   std::fill_n(memory + length, padded - length, std::byte{});
-  CAIRN_CO_RETURN_IF_ERROR(co_await file.target.Write(offset, Bytes(memory, padded)));
-  bytes_ += length;
   co_return Status::Ok();
 }
 

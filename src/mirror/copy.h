@@ -22,6 +22,11 @@
 
 namespace cairn {
 
+/// A copy reads and writes this many runs of pieces at once.
+inline constexpr std::uint64_t kCopyLanes = 4;
+/// The chunks of the pool that each takes: of an object store one piece is read while the one before is written.
+[[nodiscard]] inline std::uint64_t ChunksOfLane(const Bucket* source) { return source == nullptr ? 1 : 2; }
+
 /// Copies one checkpoint into another root (see the protocol in copy.cc). For the queue's thread; outlives its task.
 class CheckpointCopy {
  public:
@@ -65,8 +70,9 @@ class CheckpointCopy {
   IoTask<Status> CopyBatch(std::span<const std::unique_ptr<File>> batch);
   IoTask<Status> BeginFile(File& file);
   IoTask<Status> Lane(std::span<const std::unique_ptr<File>> batch);
-  IoTask<Status> CopyRun(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory);
-  IoTask<Status> CopyPiece(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory, RcloneCall* call);
+  IoTask<Status> CopyRun(File& file, std::uint64_t offset, std::uint64_t length,
+                         std::span<const BufferPool::Chunk> chunks);
+  IoTask<Status> ReadPiece(File& file, std::uint64_t offset, std::uint64_t length, std::byte* memory, RcloneCall* call);
   [[nodiscard]] std::string ObjectName(const File& file) const;
   [[nodiscard]] Status FetchHeader(File& file) const;
   [[nodiscard]] IoTask<Status> VerifyAll(ShardFile& file);

@@ -22,7 +22,6 @@ namespace cairn {
 namespace {
 
 constexpr std::uint64_t kChunkBytes = 4U << 20;
-constexpr int kChunks = 4;
 constexpr unsigned kFolderMode = 0755;
 constexpr unsigned kPermissions = 0777;
 // A checkpoint that retention removes between the list and the hold: how often to list again.
@@ -101,7 +100,8 @@ Result<std::unique_ptr<Mirror>> Mirror::Open(IoQueue& queue, const MirrorOptions
   std::unique_ptr<Mirror> mirror(new Mirror(queue, real));
   mirror->source_bucket_ = std::move(source);
   mirror->target_bucket_ = std::move(target);
-  CAIRN_ASSIGN_OR_RETURN(mirror->pool_, BufferPool::Make(kChunks * kChunkBytes, kChunkBytes, kChunks));
+  const std::uint64_t chunks = kCopyLanes * ChunksOfLane(mirror->source_bucket_.get());
+  CAIRN_ASSIGN_OR_RETURN(mirror->pool_, BufferPool::Make(chunks * kChunkBytes, kChunkBytes, chunks));
   CAIRN_RETURN_IF_ERROR(mirror->OpenSource());
   CAIRN_RETURN_IF_ERROR(mirror->TakeLock());
   CAIRN_RETURN_IF_ERROR(mirror->CheckNotBack());
@@ -127,10 +127,11 @@ Status Mirror::CheckSource(const std::optional<WriterRecord>& writer) const {
 Status Mirror::OpenSource() {
   if (source_bucket_ != nullptr) {
     CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer, source_bucket_->ReadWriter());
-    if (!writer) CAIRN_RETURN_IF_ERROR(source_bucket_->List().status());  // The bucket itself may be missing.
+    CAIRN_ASSIGN_OR_RETURN(here_, source_bucket_->List(Bucket::Rank::kWhole));  // The bucket itself may be missing.
     CAIRN_RETURN_IF_ERROR(CheckSource(writer));
     source_id_ = writer->root;
     source_line_ = writer->line;
+    looked_ = true;
     return Status::Ok();
   }
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, OpenTask(options_.root, source_fd_)));
@@ -236,6 +237,7 @@ std::optional<std::chrono::nanoseconds> Mirror::LastChange() const {
 }
 
 Status Mirror::LookAtSource() {
+  if (looked_) return Status::Ok();
   if (source_bucket_ == nullptr) CAIRN_RETURN_IF_ERROR(CheckSourcePath());
   CAIRN_ASSIGN_OR_RETURN(const std::optional<WriterRecord> writer,
                          source_bucket_ != nullptr ? source_bucket_->ReadWriter() : ReadWriter(source_));
@@ -255,6 +257,7 @@ Status Mirror::LookAtSource() {
 
 Status Mirror::Look() {
   CAIRN_RETURN_IF_ERROR(LookAtSource());
+  looked_ = false;
   CAIRN_RETURN_IF_ERROR(target_->Look());
   for (const StoredCheckpoint& one : here_) {
     if (!IsAnothers(one, target_->list(), copied_)) continue;

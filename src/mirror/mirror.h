@@ -139,6 +139,8 @@ class Mirror {
   std::optional<WriterLock> lock_;
   std::unique_ptr<MirrorTarget> target_;
   std::vector<StoredCheckpoint> here_;
+  // `here_` was read by OpenSource, just before: of a bucket, where each look costs seconds at worst.
+  bool looked_ = false;
   // The root's LastChange before `here_` was read, if only copies have been made since.
   std::optional<std::chrono::nanoseconds> listed_;
   // Those of its files and folders.
