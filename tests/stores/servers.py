@@ -106,7 +106,8 @@ class Seaweed(Server):
         return [
             *(program("weed"), "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.telemetry=false", "-filer", "-s3"),
-            f"-s3.config={self.folder / 's3.json'}",
+            # Without these two, which would be at ports that all servers share.
+            *(f"-s3.config={self.folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
             *(f"-{name}.port={port}" for name, port in ports.items()),
             *(f"-{name}.port.grpc={free_port()}" for name in ("master", "volume", "filer", "s3")),
         ]
