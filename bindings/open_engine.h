@@ -215,6 +215,8 @@ class OpenEngine {
     released_ = open;
     Inside::Of(*open).CloseBy(end);
     Unlocked([&] {
+      // Another thread's call may keep the engine beyond the end of the log.
+      Inside::Of(*open).LeaveMirrors();
       open.reset();
       watcher_->Stop();
       if (group_ != nullptr) group_->Stop();

@@ -208,6 +208,10 @@ class Checkpointer::Impl {
   [[nodiscard]] Status WaitMirrorsEnded(Deadline deadline) {
     return mirrors == nullptr ? Status::Ok() : mirrors->WaitEnded(deadline);
   }
+  /// Names the mirrors that have not ended, and leaves them behind. No save may follow. Nothing in a forked child.
+  void LeaveMirrors() {
+    if (mirrors != nullptr && ::getpid() == process) static_cast<void>(mirrors->End(Deadline::In({})));
+  }
   /// Whether any save is in flight.
   [[nodiscard]] bool HasSaves() const;
   /// Ends all pauses: for a program that only waits for its saves now.

@@ -78,12 +78,12 @@ Status Mirrors::WaitEnded(Deadline deadline) {
 
 bool Mirrors::End(Deadline deadline) {
   static_cast<void>(WaitEnded(deadline));
-  bool ended = false;
+  bool left = false;
   std::vector<Known> late;
   {
     MutexLock lock(mutex_);
-    ended = ended_;
-    left_ = !ended;
+    left_ = left_ || !ended_;
+    left = left_;
     for (const Known& one : known_) {
       if (!one.over) late.push_back(one);
     }
@@ -93,6 +93,7 @@ bool Mirrors::End(Deadline deadline) {
     if (!on_event_) break;
     on_event_(
         {.severity = Severity::kWarning,
+    changed_.NotifyAll();
          .message = fmt::format("{}: mirror {}: has not ended in time, and is left behind (process {}): it copies "
                                 "what is due, then ends{}{}",
                                 parts_.root, one.state.target, one.process,
@@ -101,7 +102,7 @@ bool Mirrors::End(Deadline deadline) {
          .path = one.state.target});
   }
   on_event_ = nullptr;
-  return ended;
+  return !left;
 }
 
 void Mirrors::Committed(const CheckpointInfo& newest) {

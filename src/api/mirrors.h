@@ -63,8 +63,8 @@ class Mirrors {
   /// The same, and waits until they have ended, or mirror_timeout after the first Tell. DeadlineExceeded if `deadline`
   /// comes before.
   [[nodiscard]] Status WaitEnded(Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// WaitEnded. If some have not ended then, events name them, and the result is false: this must not be destroyed.
-  /// There is no event afterwards.
+  /// WaitEnded. If some have not ended then, events name them, and the result is false, of later calls too: this must
+  /// not be destroyed. There is no event afterwards.
   bool End(Deadline deadline) CAIRN_EXCLUDES(mutex_, event_mutex_);
   /// Checkpointer::WaitMirrored of this checkpoint, which is durable.
   [[nodiscard]] Status Wait(const std::string& target, const CheckpointInfo& wanted, Deadline deadline)

@@ -60,6 +60,13 @@ def take(root: Path, *steps: int) -> None:
         (root / f"step-{step:020}" / "theirs").write_text("")
 
 
+def mirrors_of(process: int) -> list[int]:
+    """Its child processes that are mirrors."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    found = [int(child) for task in tasks for child in task.read_text().split()]
+    return [child for child in found if "mirror" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
 def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Returns once the condition holds. Fails after so many seconds, instead of hanging."""
     end = time.monotonic() + seconds

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import cairn
 import pytest
 import torch
-from jobs import ENVIRONMENT, expect_whole, until
+from jobs import ENVIRONMENT, expect_whole, mirrors_of, until
 
 HOST_MEMORY = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
 JOB = """
@@ -53,11 +54,22 @@ def process_of(root: Path, besides: int = 0, target: Path | None = None) -> int:
     return found[0]
 
 
-def children(process: int) -> list[int]:
-    """Its child processes that run the command."""
-    tasks = Path(f"/proc/{process}/task").glob("*/children")
-    found = [int(child) for task in tasks for child in task.read_text().split()]
-    return [child for child in found if "mirror" in Path(f"/proc/{child}/cmdline").read_text()]
+def error_of(call: Callable[[], object]) -> BaseException | None:
+    try:
+        call()
+    except cairn.Error as error:
+        return error
+    return None
+
+
+def names_on_stack(thread: threading.Thread) -> set[str]:
+    """Of the functions that it is in."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    names = set()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
 
 
 def expect_end(pidfd: int) -> None:
@@ -103,8 +115,9 @@ def test_a_mirror_that_dies_is_started_again(
     assert f"{root}: mirror {tmp_path / 'mirror'}: has ended by signal 9, and is started again" in caplog.text
 
 
+@pytest.mark.parametrize("awaited", [False, True])
 def test_one_that_hangs_is_named_left_behind_and_no_reason_to_wait(
-    root: Path, tmp_path: Path, make: Callable[..., cairn.Checkpointer], caplog: pytest.LogCaptureFixture
+    awaited: bool, root: Path, tmp_path: Path, make: Callable[..., cairn.Checkpointer], caplog: pytest.LogCaptureFixture
 ) -> None:
     target = tmp_path / "mirror"
     checkpointer = make(mirrors=[cairn.Mirror(target)], mirror_timeout=0.1)
@@ -112,7 +125,13 @@ def test_one_that_hangs_is_named_left_behind_and_no_reason_to_wait(
     pidfd = os.pidfd_open(hung)
     os.kill(hung, signal.SIGSTOP)
 
-    checkpointer.save(1, tree(1)).wait()
+    save = checkpointer.save(1, tree(1))
+    save.wait()
+    raised: list[BaseException | None] = []
+    waiter = threading.Thread(target=lambda: raised.append(error_of(lambda: save.wait(where=target))))
+    if awaited:
+        waiter.start()
+        until(lambda: names_on_stack(waiter) & {"wait_mirrored"})
     begun = time.monotonic()
     checkpointer.close()
     took = time.monotonic() - begun
@@ -120,6 +139,9 @@ def test_one_that_hangs_is_named_left_behind_and_no_reason_to_wait(
     named = behind in caplog.text
     os.kill(hung, signal.SIGCONT)
     expect_end(pidfd)
+    if awaited:
+        waiter.join(60)
+        assert isinstance(raised[0], cairn.Error)
 
     assert took < 30
     assert named
@@ -167,7 +189,7 @@ def test_rank_0_alone_starts_them(worlds: Any, root: Path, tmp_path: Path) -> No
     world = worlds(options=f"mirrors=[cairn.Mirror({str(tmp_path / 'mirror')!r})]")
 
     mirror, ranks = process_of(root), world.all("__import__('os').getpid()")
-    assert [children(rank) for rank in ranks] == [[mirror], []]
+    assert [mirrors_of(rank) for rank in ranks] == [[mirror], []]
 
     world.all("c.save(1, tree(1, rank)).wait()")
     world.all("c.close()")
@@ -186,6 +208,7 @@ def test_a_save_is_waited_for_where_it_is_wanted(root: Path, tmp_path: Path, mak
     with pytest.raises(cairn.FailedPrecondition, match="never will be: that takes only steps divisible by 2"):
         first.wait(where=far)
     second = checkpointer.save(2, tree(2))
+    second.wait()
     with pytest.raises(cairn.DeadlineExceeded, match=f"step 2 is not at the mirror {far} yet"):
         second.wait(0.2, where=str(far))
     os.kill(hung[0], signal.SIGCONT)
