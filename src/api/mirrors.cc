@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "api/mirror_specs.h"
 #include "base/human.h"
@@ -52,6 +53,11 @@ void Mirrors::Wake() const {
   static_cast<void>(::write(wake_.get(), &one, sizeof(one)));
 }
 
+std::string Mirrors::LastWords(const Known& known) {
+  if (!known.waits.empty()) return ". It waits: " + known.waits;
+  return known.error.empty() ? "" : ". Its last error: " + known.error;
+}
+
 void Mirrors::Tell() {
   {
     MutexLock lock(mutex_);
@@ -87,17 +93,16 @@ bool Mirrors::End(Deadline deadline) {
     for (const Known& one : known_) {
       if (!one.over) late.push_back(one);
     }
+    changed_.NotifyAll();
   }
   MutexLock lock(event_mutex_);
   for (const Known& one : late) {
     if (!on_event_) break;
     on_event_(
         {.severity = Severity::kWarning,
-    changed_.NotifyAll();
          .message = fmt::format("{}: mirror {}: has not ended in time, and is left behind (process {}): it copies "
-                                "what is due, then ends{}{}",
-                                parts_.root, one.state.target, one.process,
-                                one.error.empty() ? "" : ". Its last error: ", one.error),
+                                "what is due, then ends{}",
+                                parts_.root, one.state.target, one.process, LastWords(one)),
          .phase = "mirror",
          .path = one.state.target});
   }
@@ -159,8 +164,7 @@ Status Mirrors::Wait(const std::string& target, const CheckpointInfo& wanted, De
     }
     if (known.over || left_) return Error(StatusCode::kCancelled, "{}, which has ended", what);
     if (deadline.passed()) {
-      return Error(StatusCode::kDeadlineExceeded, "{} yet{}{}", what,
-                   error.empty() ? "" : ". The mirror's last error: ", error);
+      return Error(StatusCode::kDeadlineExceeded, "{} yet{}", what, LastWords(known));
     }
     changed_.WaitUntil(mutex_, deadline);
   }
@@ -260,6 +264,10 @@ void Mirrors::Hear(std::size_t i) {
 void Mirrors::HearEvent(std::size_t i, const std::string& line) try {
   const nlohmann::json said = nlohmann::json::parse(line);
   const auto event = said.at("event").get<std::string>();
+  {
+    MutexLock lock(mutex_);
+    known_[i].waits = event == "waiting" ? said.at("message").get<std::string>() : "";
+  }
   if (event == "error") {
     const auto message = said.at("message").get<std::string>();
     return Fail(i, StatusOf(message), message);
@@ -307,24 +315,26 @@ void Mirrors::ReadRecord(std::size_t i) {
 
 void Mirrors::TellOfLag() {
   for (std::size_t i = 0; i < mirrors_.size(); ++i) {
-    const auto [state, since] = [&] {
+    const auto [state, since, last] = [&] {
       MutexLock lock(mutex_);
       const Known& known = known_[i];
-      return std::pair(known.state, known.waiting.empty() ? Clock::now() : known.waiting.front().second);
+      return std::tuple(known.state, known.waiting.empty() ? Clock::now() : known.waiting.front().second,
+                        LastWords(known));
     }();
     if (state.behind < mirrors_[i].next_lag || Clock::now() - since < parts_.patience) continue;
     mirrors_[i].next_lag = 2 * state.behind;
     Say(i, Status::Ok(),
-        fmt::format("lags: {} steps are durable that it has not copied{}", state.behind,
-                    state.newest ? fmt::format("; its newest is step {}", *state.newest) : ""));
+        fmt::format("lags: {} steps are durable that it has not copied{}{}", state.behind,
+                    state.newest ? fmt::format("; its newest is step {}", *state.newest) : "", last));
   }
 }
 
 void Mirrors::HearEnd(std::size_t i, int end) {
   One& one = mirrors_[i];
   one.process.reset();
-  const auto [is_told, is_left] = [this] {
+  const auto [is_told, is_left] = [&] {
     MutexLock lock(mutex_);
+    known_[i].waits.clear();
     return std::pair(told_at_.has_value(), left_);
   }();
   if (end != 0 || !is_told) {

@@ -99,11 +99,15 @@ class Mirrors {
     // {line, step} of the newest checkpoint in the root when it last found nothing to copy.
     std::optional<std::pair<std::uint64_t, std::uint64_t>> looked;
     std::string error;
+    // What it waits for, while nothing moves.
+    std::string waits;
     // Steps that wait, and since when, oldest first; of many the newest.
     std::deque<std::pair<std::uint64_t, Clock::time_point>> waiting;
     bool over = false;
   };
 
+  /// ". Its last error: ...", or what it waits for since then; "" if it has said neither.
+  [[nodiscard]] static std::string LastWords(const Known& known);
   explicit Mirrors(Parts parts);
   void Run() CAIRN_EXCLUDES(mutex_, event_mutex_);
   void Begin(std::size_t i) CAIRN_EXCLUDES(mutex_, event_mutex_);

@@ -46,8 +46,9 @@ class Bringing {
         pollfd killed = process->Watched().front();
         ::poll(&killed, 1, kKillMs);  // In a call that hangs it stays.
         static_cast<void>(process->FindEnd());
+        const std::string& last = waits_.empty() ? said_ : waits_;
         return Error(StatusCode::kDeadlineExceeded, "nothing has moved for {}{}{}",
-                     HumanDuration(options_.group_timeout), said_.empty() ? "" : ": ", said_);
+                     HumanDuration(options_.group_timeout), last.empty() ? "" : ": ", last);
       }
       std::vector<pollfd> watched = process->Watched();
       const auto left =
@@ -80,11 +81,16 @@ class Bringing {
     }
   }
 
-  /// Each of its events says that bytes have moved.
+  /// Each of its events but "waiting" says that bytes have moved.
   void HearEvent(const std::string& line) try {
     const nlohmann::json said = nlohmann::json::parse(line);
     const auto event = said.at("event").get<std::string>();
     if (event == "copied") copied_ = said.at("step").get<std::uint64_t>();
+    if (event == "waiting") {
+      waits_ = said.at("message").get<std::string>();
+      return;
+    }
+    waits_.clear();
     if (event == "empty") empty_ = true;
     if (event == "error") said_ = said.at("message").get<std::string>();
     moved_ = Deadline::Clock::now();
@@ -110,13 +116,15 @@ class Bringing {
   Deadline::Clock::time_point announced_ = moved_;
   std::optional<std::uint64_t> copied_;
   bool empty_ = false;
-  // Its last words.
+  std::string beside_;
+  // Its last words, and what it waits for since then.
   std::string said_;
 };
 
 }  // namespace
 
 Status BringNewest(const Options& options, const std::function<void()>& goes_on) {
+  std::string waits_;
   return options.restore_from.empty() ? Status::Ok() : Bringing(options, goes_on).Run();
 }
 

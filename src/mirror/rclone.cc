@@ -27,8 +27,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMostSaid = 16U << 10;
+constexpr std::size_t kLongestLine = 16U << 10;
+constexpr std::size_t kMostSaid = 20;  // Lines.
 constexpr int kTickMs = 200;
+constexpr std::chrono::seconds kSilence{1};
+constexpr std::string_view kRetry = "low level retry ";
 // Exit codes of rclone.
 constexpr int kNoDirectory = 3;
 constexpr int kNoFile = 4;
@@ -73,6 +76,11 @@ const char* Find(const std::vector<std::string>& environment, std::string_view n
   return nullptr;
 }
 
+/// Only at this level it says why it tries again; what else it says there is passed over.
+constexpr std::pair kLogLevel = {"RCLONE_LOG_LEVEL", "DEBUG"};
+/// With one of these a level is refused, or the text is for somebody else.
+constexpr std::array kOwnLog = {"RCLONE_VERBOSE", "RCLONE_QUIET", "RCLONE_LOG_FILE", "RCLONE_USE_JSON_LOG"};
+
 std::vector<std::string> Environment() {
   std::vector<std::string> environment;
   for (char** one = environ; *one != nullptr; ++one) environment.emplace_back(*one);
@@ -87,9 +95,13 @@ std::vector<std::string> Environment() {
     const bool aws = Find(environment, "RCLONE_S3_ENDPOINT") == nullptr;
     environment.emplace_back(aws ? "RCLONE_S3_PROVIDER=AWS" : "RCLONE_S3_PROVIDER=Other");
   }
-  for (const auto& [name, value] : kSettings) {
-    if (Find(environment, name) == nullptr) environment.push_back(fmt::format("{}={}", name, value));
-  }
+  const auto set = [&environment](const auto& setting) {
+    if (Find(environment, setting.first) == nullptr) {
+      environment.push_back(fmt::format("{}={}", setting.first, setting.second));
+    }
+  };
+  std::ranges::for_each(kSettings, set);
+  if (std::ranges::none_of(kOwnLog, [&](const char* name) { return Find(environment, name); })) set(kLogLevel);
   return environment;
 }
 
@@ -226,21 +238,66 @@ Status RcloneCall::Fork(const std::vector<std::string>& arguments) {
   return process_.valid() ? Status::Ok() : ErrnoStatus(errno, what_);
 }
 
+RcloneCall::Line RcloneCall::KindOf(std::string_view text) {
+  if (text.starts_with("DEBUG ") || text.starts_with("INFO ")) {
+    return text.find(kRetry) == text.npos ? Line::kDetail : Line::kRetry;
+  }
+  // Most need none.
+  const bool no_config = text.starts_with("NOTICE: Config file ") && text.find("not found") != text.npos;
+  return no_config ? Line::kDetail : Line::kSaid;
+}
+
 void RcloneCall::DrainStderr() {
   std::array<char, 4096> bytes{};
   while (stderr_.valid()) {
     const ssize_t got = ::read(stderr_.get(), bytes.data(), bytes.size());
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return;
-    if (got == 0) return stderr_.Reset();
-    said_.append(bytes.data(), static_cast<std::size_t>(got));
-    if (said_.size() > kMostSaid) said_.erase(0, said_.size() - kMostSaid);
+    if (got == 0) {
+      Hear(std::exchange(line_, {}));
+      return stderr_.Reset();
+    }
+    line_.append(bytes.data(), static_cast<std::size_t>(got));
+    if (line_.size() > kLongestLine && line_.find('\n') == std::string::npos) line_ += '\n';
+    std::size_t begin = 0;
+    for (std::size_t end = 0; (end = line_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      Hear(std::string_view(line_).substr(begin, end - begin));
+    }
+    line_.erase(0, begin);
   }
+}
+
+void RcloneCall::Hear(std::string_view line) {
+  std::string_view text = WithoutTime(line);
+  const bool begins = text.size() < line.size();  // Else "caused by: ...", of the line before.
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())) != 0) text.remove_prefix(1);
+  if (text.empty()) return;
+  if (begins) last_ = KindOf(text);
+  if (last_ == Line::kRetry) {
+    retries_ = begins ? std::string(text.substr(text.find(kRetry))) : retries_ + "; " + std::string(text);
+  }
+  if (last_ != Line::kSaid || std::ranges::find(said_, text) != said_.end()) return;
+  said_.emplace_back(text);
+  if (said_.size() > kMostSaid) said_.pop_front();
+}
+
+void RcloneCall::Moved() {
+  progress_ = Clock::now();
+  told_.clear();
+}
+
+void RcloneCall::TellWait() {
+  if (!rclone_.on_wait || Clock::now() - progress_ < kSilence) return;
+  std::string text = what_ + Said(": rclone says: ");
+  if (text == told_) return;
+  told_ = std::move(text);
+  rclone_.on_wait(told_);
 }
 
 Status RcloneCall::Wait(int fd, short events) {
   while (true) {
     DrainStderr();
+    TellWait();
     if (rclone_.interrupted && rclone_.interrupted()) {
       Kill();
       return Error(StatusCode::kCancelled, "{}: interrupted", what_);
@@ -248,7 +305,7 @@ Status RcloneCall::Wait(int fd, short events) {
     if (Clock::now() - progress_ > rclone_.stall) {
       Kill();
       return Error(StatusCode::kDeadlineExceeded, "{}: nothing happened for {}{}", what_, HumanDuration(rclone_.stall),
-                   said_.empty() ? "" : "; rclone said: " + Said());
+                   Said("; rclone said: "));
     }
     std::array<pollfd, 2> watched{
         {{.fd = fd, .events = events, .revents = 0}, {.fd = stderr_.get(), .events = POLLIN, .revents = 0}}};
@@ -260,7 +317,7 @@ Status RcloneCall::Write(Bytes bytes) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(stdin_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) {
-      progress_ = Clock::now();
+      Moved();
       bytes = bytes.subspan(static_cast<std::size_t>(sent));
     } else if (errno == EAGAIN) {
       CAIRN_RETURN_IF_ERROR(Wait(stdin_.get(), POLLOUT));
@@ -276,7 +333,7 @@ Result<std::size_t> RcloneCall::ReadSome(std::byte* into, std::uint64_t length) 
   while (true) {
     const ssize_t got = ::read(stdout_.get(), into, length);
     if (got >= 0) {
-      progress_ = Clock::now();
+      Moved();
       return static_cast<std::size_t>(got);
     }
     if (errno == EAGAIN) CAIRN_RETURN_IF_ERROR(Wait(stdout_.get(), POLLIN));
@@ -314,9 +371,10 @@ Result<std::string> RcloneCall::ReadAll(std::uint64_t most) {
 
 Status RcloneCall::End() {
   stdin_.Reset();
-  progress_ = Clock::now();
+  Moved();
   CAIRN_RETURN_IF_ERROR(Wait(process_.get(), POLLIN));
   DrainStderr();
+  if (!said_.empty()) retries_.clear();  // It has given up, and says so itself.
   int status = 0;
   pid_t ended = -1;
   while ((ended = ::waitpid(pid_, &status, 0)) < 0 && errno == EINTR) {
@@ -330,7 +388,7 @@ Status RcloneCall::End() {
                "{}: rclone {}{}", what_,
                code < 0 ? fmt::format("was killed by signal {}", WTERMSIG(status))
                         : fmt::format("ended with exit code {}", code),
-               said_.empty() ? "" : ": " + Said());
+               Said(": "));
 }
 
 void RcloneCall::Kill() {
@@ -342,21 +400,11 @@ void RcloneCall::Kill() {
   pid_ = -1;
 }
 
-std::string RcloneCall::Said() const {
+std::string RcloneCall::Said(std::string_view before) const {
   std::string said;
-  std::vector<std::string_view> lines;
-  for (std::string_view rest = said_; !rest.empty();) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    std::string_view line = WithoutTime(rest.substr(0, end));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    while (!line.empty() && std::isspace(static_cast<unsigned char>(line.front())) != 0) line.remove_prefix(1);
-    // Most need none.
-    const bool no_config = line.starts_with("NOTICE: Config file ") && line.find("not found") != line.npos;
-    if (line.empty() || no_config || std::ranges::find(lines, line) != lines.end()) continue;
-    said += (lines.empty() ? "" : "; ") + std::string(line);
-    lines.push_back(line);
-  }
-  return WithoutSecrets(said, rclone_.environment);
+  for (const std::string& line : said_) said += (said.empty() ? "" : "; ") + line;
+  if (!retries_.empty()) said += (said.empty() ? "" : "; ") + retries_;
+  return said.empty() ? "" : std::string(before) + WithoutSecrets(said, rclone_.environment);
 }
 
 }  // namespace cairn

@@ -5,9 +5,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -25,6 +27,9 @@ struct Rclone {
   std::chrono::nanoseconds stall = std::chrono::minutes(5);
   /// Ends a call as Cancelled. May be empty.
   std::function<bool()> interrupted = {};
+  /// Told what a call does in which nothing has happened for a second, and why rclone tries it again, whenever that is
+  /// news. On the threads that make the calls. May be empty.
+  std::function<void(const std::string&)> on_wait = {};
 
   /// The one beside this program, as PyPI's package has it in a Python environment, or the one in PATH. Unsupported,
   /// with what to install, if there is none.
@@ -54,15 +59,22 @@ class RcloneCall {
   [[nodiscard]] Status End();
 
  private:
+  enum class Line { kSaid, kRetry, kDetail };
+
   RcloneCall(const Rclone& rclone, std::string what) : rclone_(rclone), what_(std::move(what)) {}
   [[nodiscard]] Status Fork(const std::vector<std::string>& arguments);
   /// Until the descriptor is ready, or its other end is closed.
   [[nodiscard]] Status Wait(int fd, short events);
   [[nodiscard]] Result<std::size_t> ReadSome(std::byte* into, std::uint64_t length);
   void DrainStderr();
+  void Hear(std::string_view line);
+  [[nodiscard]] static Line KindOf(std::string_view text);
+  /// A byte has moved, or it has begun to end.
+  void Moved();
+  void TellWait();
   void Kill();
-  /// What it has said, for a message.
-  [[nodiscard]] std::string Said() const;
+  /// "", or its words after this, without secrets.
+  [[nodiscard]] std::string Said(std::string_view before) const;
 
   const Rclone& rclone_;
   const std::string what_;
@@ -71,9 +83,16 @@ class RcloneCall {
   UniqueFd stdin_;
   UniqueFd stdout_;
   UniqueFd stderr_;
-  // The last of it.
-  std::string said_;
+  // What it has said in part of a line.
+  std::string line_;
+  // The last of what it has said.
+  std::deque<std::string> said_;
+  Line last_ = Line::kSaid;
+  // Why it tries again.
+  std::string retries_;
   std::chrono::steady_clock::time_point progress_ = std::chrono::steady_clock::now();
+  // What on_wait was told since then.
+  std::string told_;
 };
 
 /// The text without what grants access: the values of variables that hold secrets, and queries and passwords of URLs.

@@ -274,6 +274,9 @@ Result<int> MirrorRoot(const MirrorRootOptions& options) {
   CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
   return CopyCheckpoints(options);
+    mirroring.rclone->on_wait = [&](const std::string& why) {
+      TellProgram(options, {{"event", "waiting"}, {"message", why}});
+    };
 }
 
 Result<int> Fetch(const MirrorRootOptions& options) {

@@ -11,6 +11,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "base/unique_fd.h"
+#include "mirror/headers.h"
 #include "mirror/verify.h"
 #include "mirror_case.h"
 #include "store/mirrors.h"
@@ -26,6 +28,26 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
+/// A port of this machine at which nobody listens, until somebody does.
+class Port {
+ public:
+  Port() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    EXPECT_EQ(::bind(socket(), reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(::getsockname(socket(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+    number_ = ntohs(address.sin_port);
+  }
+  [[nodiscard]] int socket() const { return socket_.get(); }
+  [[nodiscard]] int number() const { return number_; }
+
+ private:
+  UniqueFd socket_;
+  int number_ = 0;
+};
+
 class BucketTest : public ::testing::Test, protected MirrorCase {
  protected:
   void SetUp() override {
@@ -40,6 +62,16 @@ class BucketTest : public ::testing::Test, protected MirrorCase {
     MirrorOptions options = Options(rules);
     options.target = "rclone:disk:" + store_;
     options.rclone = rclone_;
+    return options;
+  }
+  [[nodiscard]] MirrorOptions ToServerAt(const Port& port) {
+    MirrorOptions options = Options();
+    options.target = "s3://bucket/run";
+    ::setenv("AWS_ENDPOINT_URL", fmt::format("http://127.0.0.1:{}", port.number()).c_str(), 1);
+    ::setenv("AWS_ACCESS_KEY_ID", "key", 1);
+    ::setenv("AWS_SECRET_ACCESS_KEY", "secret", 1);
+    options.rclone = *Rclone::Find();
+    for (const auto* name : {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}) ::unsetenv(name);
     return options;
   }
   [[nodiscard]] MirrorOptions BackFromStore() {
@@ -364,25 +396,12 @@ TEST_F(BucketTest, OneThatAnotherHasTakenOverCommitsAndRetiresNothing) {
 // Nothing answers at that address, not even with an error.
 TEST_F(BucketTest, SilenceEndsByTheDeadline) {
   Save(10);
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
-  ASSERT_EQ(::listen(listener, 100), 0);
-  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  MirrorOptions options = ToStore();
-  options.target = "s3://bucket/run";
-  ::setenv("AWS_ENDPOINT_URL", fmt::format("http://127.0.0.1:{}", ntohs(address.sin_port)).c_str(), 1);
-  ::setenv("AWS_ACCESS_KEY_ID", "key", 1);
-  ::setenv("AWS_SECRET_ACCESS_KEY", "secret", 1);
-  options.rclone = *Rclone::Find();
-  for (const auto* name : {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}) ::unsetenv(name);
+  const Port silent_port;
+  ASSERT_EQ(::listen(silent_port.socket(), 100), 0);
+  MirrorOptions options = ToServerAt(silent_port);
   options.rclone->stall = std::chrono::seconds(1);
 
   const auto silent = Mirror::Open(*queue_, options);
-  ::close(listener);
 
   EXPECT_EQ(silent.status().code(), StatusCode::kDeadlineExceeded);
   EXPECT_THAT(silent.status().message(), HasSubstr("listing s3://bucket/run: nothing happened for 1 s"));
@@ -428,6 +447,28 @@ TEST(WithoutSecrets, LeavesNothingThatGrantsAccess) {
   const std::string text = WithoutSecrets(
       "Put \"http://user:word@host:80/b/x?X-Amz-Signature=0123\": abc+def/ghi is wrong, true, /home/me, /run/x",
       environment);
+
+// rclone says nothing else until it gives up, which may take long.
+TEST_F(BucketTest, WhyACallIsTriedAgainIsToldWhileItWaits) {
+  Save(10);
+  const Port silent_port;
+  ASSERT_EQ(::listen(silent_port.socket(), 100), 0);
+  ::setenv("RCLONE_TIMEOUT", "1s", 1);
+  ::setenv("RCLONE_LOW_LEVEL_RETRIES", "2", 1);
+  MirrorOptions options = ToServerAt(silent_port);
+  for (const auto* name : {"RCLONE_TIMEOUT", "RCLONE_LOW_LEVEL_RETRIES"}) ::unsetenv(name);
+  std::vector<std::string> heard;
+  options.rclone->on_wait = [&](const std::string& why) { heard.push_back(why); };
+  options.rclone->interrupted = [&] { return heard.size() >= 2; };
+
+  const auto waiting = Mirror::Open(*queue_, options);
+
+  EXPECT_EQ(waiting.status().code(), StatusCode::kCancelled) << waiting.status();
+  ASSERT_EQ(heard.size(), 2U);
+  EXPECT_EQ(heard[0], "listing s3://bucket/run");
+  EXPECT_THAT(heard[1], AllOf(HasSubstr("listing s3://bucket/run: rclone says: low level retry 1/"),
+                              HasSubstr("timeout"), Not(HasSubstr("DEBUG"))));
+}
 
   EXPECT_EQ(text, "Put \"http://***@host:80/b/x?***\": *** is wrong, true, /home/me, /run/x");
 }

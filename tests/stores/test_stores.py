@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -455,6 +456,34 @@ def test_damage_there_is_named_and_the_rest_is_brought_back(
 ) -> None:
     save(tmp_path / "run", 1, 2)
     assert run(serve.address, "mirror", tmp_path / "run", target, "--once").returncode == 0
+def test_what_rclone_says_of_a_server_that_is_down_is_in_the_error_of_who_waits(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        for name, value in servers.environment(f"127.0.0.1:{nobody.getsockname()[1]}").items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(cairn.DeadlineExceeded) as opening:  # In less time than rclone takes to give up.
+            cairn.Checkpointer(tmp_path / "lost", restore_from=target, group_timeout=10, **HOST_MEMORY)
+        checkpointer = cairn.Checkpointer(
+            tmp_path / "run", mirrors=[cairn.Mirror(target)], mirror_timeout=0.1, **HOST_MEMORY
+        )
+        save = checkpointer.save(1, tree(1))
+
+        def tells_why() -> bool:
+            with pytest.raises(cairn.DeadlineExceeded) as waiting:
+                save.wait(0.1, where=target)
+            return "It waits: listing" in str(waiting.value) and "connection refused" in str(waiting.value)
+
+        until(tells_why)
+        checkpointer.close()
+
+    expected = f"restore_from {target}: nothing has moved for 10 s: reading {target}/.writer: rclone says: "
+    assert expected in str(opening.value) and "connection refused" in str(opening.value)
+    (behind,) = [one for one in caplog.messages if "is left behind" in one]
+    assert "connection refused" in behind and SECRET not in caplog.text + str(opening.value)
+
+
     (shard,) = (serve.objects / target.rsplit("/", 1)[1]).glob(f"step-{2:020}.*/shard-00000.safetensors")
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
