@@ -61,7 +61,8 @@ class Bringing {
     if ((*end == 0 || *end == CommandProcess::kUnknownEnd) && copied_) {
       Tell(Severity::kInfo, fmt::format("restore_from {}: its step {} is in the root now", from_, *copied_));
     } else if (empty_) {
-      Tell(Severity::kWarning, fmt::format("restore_from {}: it has no checkpoint, so the root begins empty", from_));
+      Tell(Severity::kWarning, fmt::format("restore_from {}: it has no checkpoint, so the root begins empty{}{}", from_,
+                                           beside_.empty() ? "" : ". Beside it: ", beside_));
     } else {
       // Also with exit code 0: it has checkpoints, and none of them could be taken.
       return said_.empty() ? Error(StatusCode::kIoError,
@@ -85,13 +86,16 @@ class Bringing {
   void HearEvent(const std::string& line) try {
     const nlohmann::json said = nlohmann::json::parse(line);
     const auto event = said.at("event").get<std::string>();
-    if (event == "copied") copied_ = said.at("step").get<std::uint64_t>();
     if (event == "waiting") {
       waits_ = said.at("message").get<std::string>();
       return;
     }
     waits_.clear();
-    if (event == "empty") empty_ = true;
+    if (event == "copied") copied_ = said.at("step").get<std::uint64_t>();
+    if (event == "empty") {
+      empty_ = true;
+      beside_ = said.value("beside", "");
+    }
     if (event == "error") said_ = said.at("message").get<std::string>();
     moved_ = Deadline::Clock::now();
     if (moved_ - announced_ < options_.group_timeout / 4) return;
@@ -115,16 +119,17 @@ class Bringing {
   Deadline::Clock::time_point moved_ = Deadline::Clock::now();
   Deadline::Clock::time_point announced_ = moved_;
   std::optional<std::uint64_t> copied_;
+  // It has no checkpoint; and what is beside it then.
   bool empty_ = false;
   std::string beside_;
   // Its last words, and what it waits for since then.
   std::string said_;
+  std::string waits_;
 };
 
 }  // namespace
 
 Status BringNewest(const Options& options, const std::function<void()>& goes_on) {
-  std::string waits_;
   return options.restore_from.empty() ? Status::Ok() : Bringing(options, goes_on).Run();
 }
 

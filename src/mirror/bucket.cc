@@ -325,6 +325,21 @@ std::optional<std::uint64_t> Bucket::Folder::Length(const std::string& file) con
   const auto found = objects.find(file);
   return found == objects.end() ? std::nullopt : std::optional(found->second);
 }
+Result<std::vector<std::string>> Bucket::ListBeside() const {
+  std::vector<std::string> beside;
+  const std::string& remote = address_.remote;
+  const std::size_t slash = remote.rfind('/');
+  if (slash == std::string::npos) return beside;
+  const std::string parent = remote.substr(0, remote[slash - 1] == ':' ? slash + 1 : slash);
+  CAIRN_ASSIGN_OR_RETURN(const auto call, Start({"lsf", "--dirs-only", parent}, "listing what is beside " + text()));
+  CAIRN_ASSIGN_OR_RETURN(const std::string names, call->ReadAll(kMostListed));
+  for (std::size_t at = 0, end = 0; (end = names.find("/\n", at)) != std::string::npos; at = end + 2) {
+    beside.push_back(names.substr(at, end - at));
+  }
+  std::erase(beside, remote.substr(slash + 1));
+  return beside;
+}
+
 
 const Bucket::Folder* Bucket::Find(std::string_view folder) const {
   const auto found = folders_.find(folder);

@@ -59,6 +59,8 @@ class Bucket {
   /// Corrupt if the last List lacks an object that the manifest names, or has it with another length.
   [[nodiscard]] Status CheckObjects(const StoredCheckpoint& one) const;
 
+  /// The names of the folders beside it.
+  [[nodiscard]] Result<std::vector<std::string>> ListBeside() const;
   /// The record of who has written it last; none if there is none.
   [[nodiscard]] Result<std::optional<WriterRecord>> ReadWriter();
   [[nodiscard]] Status WriteWriter(const WriterRecord& record);

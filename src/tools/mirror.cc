@@ -1,6 +1,7 @@
 #include "mirror/mirror.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -14,7 +15,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/human.h"
 #include "base/print_error.h"
@@ -22,6 +26,7 @@
 #include "base/unique_fd.h"
 #include "mirror/bucket.h"
 #include "mirror/rclone.h"
+#include "store/names.h"
 #include "tools/commands.h"
 #include "tools/interruption.h"
 #include "tools/output.h"
@@ -111,21 +116,48 @@ class Starter {
   UniqueFd process_;
 };
 
-/// Whether a mirror that is to be copied back was never begun: nothing is there. False also where that is unknown.
-bool IsEmpty(const std::string& root) {
+/// Roots beside that one.
+std::vector<std::string> ListBeside(const std::string& root) {
+  std::vector<std::string> beside;
+  std::error_code unknown;
+  const std::filesystem::path place = std::filesystem::canonical(root, unknown);
+  for (const auto& entry : std::filesystem::directory_iterator(place.parent_path(), unknown)) {
+    if (entry.path() != place && std::filesystem::exists(entry.path() / kWriterName, unknown)) {
+      beside.push_back(entry.path().filename());
+    }
+  }
+  return beside;
+}
+
+/// Names for a message: "run5, run6, ... and 7 more".
+std::string FirstOf(std::vector<std::string> names) {
+  constexpr std::size_t kMostNamed = 10;
+  std::ranges::sort(names);
+  const std::size_t named = std::min(names.size(), kMostNamed);
+  const std::string more = named < names.size() ? fmt::format(" and {} more", names.size() - named) : "";
+  names.resize(named);
+  return Printable(fmt::format("{}", fmt::join(names, ", "))) + more;
+}
+
+/// If a mirror that is to be copied back was never begun, as nothing is there: what is beside it, because that place
+/// may be a misspelt one. None also where all that is unknown.
+std::optional<std::string> BesideIfEmpty(const std::string& root) {
   if (!IsBucket(root)) {
     const Result<std::vector<FolderEntry>> entries = ListRoot(root);
-    return entries.ok() && std::ranges::all_of(*entries, IsOfFilesystem);
+    if (!entries.ok() || !std::ranges::all_of(*entries, IsOfFilesystem)) return std::nullopt;
+    return FirstOf(ListBeside(root));
   }
   Result<BucketAddress> address = BucketAddress::Parse(root);
   Result<Rclone> rclone = Rclone::Find();
-  if (!address.ok() || !rclone.ok()) return false;
+  if (!address.ok() || !rclone.ok()) return std::nullopt;
   Bucket bucket(*std::move(rclone), *std::move(address));
   const auto writer = bucket.ReadWriter();
-  if (!writer.ok() || *writer) return false;
+  if (!writer.ok() || *writer) return std::nullopt;
   // A bucket that is missing is an error: it may be a misspelt one.
   const auto list = bucket.List();
-  return list.ok() && list->empty();
+  if (!list.ok() || !list->empty()) return std::nullopt;
+  const auto beside = bucket.ListBeside();
+  return beside.ok() ? FirstOf(*beside) : "";
 }
 
 /// One mirror, from its first look to its end.
@@ -242,6 +274,9 @@ Result<int> CopyCheckpoints(const MirrorRootOptions& options) {
   if (bucket) {
     CAIRN_ASSIGN_OR_RETURN(mirroring.rclone, Rclone::Find());
     mirroring.rclone->interrupted = interrupted;
+    mirroring.rclone->on_wait = [&](const std::string& why) {
+      TellProgram(options, {{"event", "waiting"}, {"message", why}});
+    };
   }
   // Pipes to rclone block its threads.
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice,
@@ -274,9 +309,6 @@ Result<int> MirrorRoot(const MirrorRootOptions& options) {
   CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_RETURN_IF_ERROR(CheckTarget(options.target));
   return CopyCheckpoints(options);
-    mirroring.rclone->on_wait = [&](const std::string& why) {
-      TellProgram(options, {{"event", "waiting"}, {"message", why}});
-    };
 }
 
 Result<int> Fetch(const MirrorRootOptions& options) {
@@ -288,9 +320,13 @@ Result<int> Fetch(const MirrorRootOptions& options) {
   once.once = true;
   once.brings_back = true;
   once.wait = kFetchWait;
-  Result<int> ended = BringBack(once);
-  if (!ended.ok() && once.with_stdin && IsEmpty(once.root)) TellProgram(once, {{"event", "empty"}});
-  return ended;
+  const Result<int> ended = BringBack(once);
+  if (ended.ok() || (IsBucket(once.root) && ended.status().code() != StatusCode::kFailedPrecondition)) return ended;
+  const std::optional<std::string> beside = BesideIfEmpty(once.root);
+  if (!beside) return ended;
+  TellProgram(once, {{"event", "empty"}, {"beside", *beside}});
+  return Error(ended.status().code(), "{}{}{}", ended.status().message(),
+               beside->empty() ? "" : "; beside it: ", *beside);
 }
 
 }  // namespace cairn::tools

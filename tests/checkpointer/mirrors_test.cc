@@ -311,6 +311,7 @@ TEST_F(MirroredJob, BringsTheNewestBackWhereTheRootHasNothing) {
 
 TEST_F(MirroredJob, BeginsEmptyWhereTheMirrorHasNothingEither) {
   fs::create_directories(far_ + "/lost+found");  // A new filesystem's own root.
+  { const auto other = OpenOrFail(SmallOptions(near_)); }
   Options options = With({{.target = far_}});
   options.restore_from = far_;
 
@@ -318,7 +319,8 @@ TEST_F(MirroredJob, BeginsEmptyWhereTheMirrorHasNothingEither) {
   ASSERT_NE(job, nullptr);
 
   EXPECT_EQ(RestoreAndCompare(*job, Latest()).code(), StatusCode::kNotFound);
-  static_cast<void>(told_.WaitFor("restore_from " + far_ + ": it has no checkpoint, so the root begins empty"));
+  static_cast<void>(
+      told_.WaitFor("restore_from " + far_ + ": it has no checkpoint, so the root begins empty. Beside it: near"));
 }
 
 TEST_F(MirroredJob, DoesNotBeginEmptyWhereTheMirrorsDiskMayNotBeMounted) {

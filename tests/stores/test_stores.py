@@ -113,7 +113,11 @@ def test_a_lost_root_costs_what_the_mirror_had_not_copied(server: servers.Server
 
 
 def test_a_jobs_lost_root_comes_back_by_itself_or_names_why_not(
-    serve: servers.ServeS3, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: servers.ServeS3,
+    target: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     root, options = tmp_path / "run", HOST_MEMORY | {"mirrors": [cairn.Mirror(target)], "restore_from": target}
     with proxy_to(serve.address) as proxy:
@@ -132,11 +136,17 @@ def test_a_jobs_lost_root_comes_back_by_itself_or_names_why_not(
         with pytest.raises(cairn.Error, match="restore_from s3://misspelt/run: ") as misspelt:
             cairn.Checkpointer(root, restore_from="s3://misspelt/run", **HOST_MEMORY)
         with cairn.Checkpointer(root, **options) as checkpointer:
+        with cairn.Checkpointer(tmp_path / "other", restore_from=f"{target}2", **HOST_MEMORY):
+            pass
+        by_hand = run(proxy.address, "fetch", f"{target}2", tmp_path / "back")
             found = checkpointer.restore(tree(0))
 
     assert not isinstance(refused.value, cairn.NotFound) and SECRET not in str(refused.value)
     assert not isinstance(misspelt.value, cairn.NotFound)
     assert found["step"] == 1 and torch.equal(found["weight"], tree(1)["weight"])
+    name = target.rsplit("/", 1)[1]
+    assert f"{target}2: it has no checkpoint, so the root begins empty. Beside it: {name}" in caplog.text
+    assert by_hand.returncode == 2 and by_hand.stderr.endswith(f"found no .writer; beside it: {name}\n")
 
 
 def test_the_documented_reader_reads_a_bucket_without_cairn(
@@ -446,16 +456,6 @@ def test_a_missing_part_is_copied_again_before_anything_is_retired(
     done = run(serve.address, "mirror", root, target, "--once", "--keep-last", "1")
 
     assert done.returncode == 0, done.stderr
-    assert "copied step 2, " in done.stdout
-    assert steps_in(serve.address, target) == [2]
-    bring_back(serve.address, target, tmp_path / "back", 2)
-
-
-def test_damage_there_is_named_and_the_rest_is_brought_back(
-    serve: servers.ServeS3, target: str, tmp_path: Path
-) -> None:
-    save(tmp_path / "run", 1, 2)
-    assert run(serve.address, "mirror", tmp_path / "run", target, "--once").returncode == 0
 def test_what_rclone_says_of_a_server_that_is_down_is_in_the_error_of_who_waits(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -484,6 +484,16 @@ def test_what_rclone_says_of_a_server_that_is_down_is_in_the_error_of_who_waits(
     assert "connection refused" in behind and SECRET not in caplog.text + str(opening.value)
 
 
+    assert "copied step 2, " in done.stdout
+    assert steps_in(serve.address, target) == [2]
+    bring_back(serve.address, target, tmp_path / "back", 2)
+
+
+def test_damage_there_is_named_and_the_rest_is_brought_back(
+    serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "run", 1, 2)
+    assert run(serve.address, "mirror", tmp_path / "run", target, "--once").returncode == 0
     (shard,) = (serve.objects / target.rsplit("/", 1)[1]).glob(f"step-{2:020}.*/shard-00000.safetensors")
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
