@@ -75,6 +75,15 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  /// A file of the objects' names; its path.
+  [[nodiscard]] Result<std::string> List(std::span<const Bucket::Range> ranges) const {
+    std::string path = *this / "list";
+    std::ofstream list(path);
+    for (const Bucket::Range& range : ranges) list << range.name << '\n';
+    list.close();
+    if (!list) return Error(StatusCode::kIoError, "writing {}", path);
+    return path;
+  }
 
  private:
   explicit Scratch(std::string path) : path_(std::move(path)) {}
@@ -140,13 +149,10 @@ std::vector<Result<std::string>> Bucket::Get(std::span<const Range> ranges) cons
 
 Status Bucket::GetByOneCall(std::span<const Range> ranges, std::vector<Result<std::string>>& read) const {
   CAIRN_ASSIGN_OR_RETURN(const Scratch scratch, Scratch::Make());
-  std::ofstream list(scratch / "list");
-  for (const Range& range : ranges) list << range.name << '\n';
-  list.close();
-  if (!list) return Error(StatusCode::kIoError, "writing {}", scratch / "list");
-  CAIRN_ASSIGN_OR_RETURN(const auto call, Start({"copy", "--no-traverse", "--transfers=16", "--files-from-raw",
-                                                 scratch / "list", address_.remote, scratch / "got"},
-                                                "reading manifests of " + text()));
+  CAIRN_ASSIGN_OR_RETURN(const std::string list, scratch.List(ranges));
+  CAIRN_ASSIGN_OR_RETURN(const auto call, Start({"copy", "--no-traverse", "--transfers=16", "--files-from-raw", list,
+                                                 address_.remote, scratch / "got"},
+                                                fmt::format("reading {} objects of {}", ranges.size(), text())));
   CAIRN_RETURN_IF_ERROR(call->End());
   for (const Range& range : ranges) {
     std::ifstream file(scratch / ("got/" + range.name), std::ios::binary);
@@ -171,6 +177,16 @@ Result<std::vector<Result<std::string>>> Bucket::GetWhole(std::span<const Range>
     CAIRN_RETURN_IF_ERROR(GetByOneCall(ranges.subspan(read.size(), at_once), read));
   }
   return read;
+}
+
+Result<std::string> Bucket::GetStarts(std::span<const Range> ranges, std::uint64_t count) const {
+  CAIRN_ASSIGN_OR_RETURN(const Scratch scratch, Scratch::Make());
+  CAIRN_ASSIGN_OR_RETURN(const std::string list, scratch.List(ranges));
+  CAIRN_ASSIGN_OR_RETURN(
+      const auto call,
+      Start({"cat", "--checkers=16", fmt::format("--count={}", count), "--files-from-raw", list, address_.remote},
+            fmt::format("reading the beginnings of {} objects of {}", ranges.size(), text())));
+  return call->ReadAll(ranges.size() * count);
 }
 
 Status Bucket::Put(const std::string& name, std::string_view text) {
@@ -309,6 +325,21 @@ Result<std::vector<StoredCheckpoint>> Bucket::List(Rank by) {
   return list;
 }
 
+Result<std::vector<std::string>> Bucket::ListBeside() const {
+  std::vector<std::string> beside;
+  const std::string& remote = address_.remote;
+  const std::size_t slash = remote.rfind('/');
+  if (slash == std::string::npos) return beside;
+  const std::string parent = remote.substr(0, remote[slash - 1] == ':' ? slash + 1 : slash);
+  CAIRN_ASSIGN_OR_RETURN(const auto call, Start({"lsf", "--dirs-only", parent}, "listing what is beside " + text()));
+  CAIRN_ASSIGN_OR_RETURN(const std::string names, call->ReadAll(kMostListed));
+  for (std::size_t at = 0, end = 0; (end = names.find("/\n", at)) != std::string::npos; at = end + 2) {
+    beside.push_back(names.substr(at, end - at));
+  }
+  std::erase(beside, remote.substr(slash + 1));
+  return beside;
+}
+
 Status Bucket::CheckObjects(const StoredCheckpoint& one) const {
   CAIRN_RETURN_IF_ERROR(one.info.status);
   const Folder* const folder = Find(FolderName(one.info));
@@ -325,21 +356,6 @@ std::optional<std::uint64_t> Bucket::Folder::Length(const std::string& file) con
   const auto found = objects.find(file);
   return found == objects.end() ? std::nullopt : std::optional(found->second);
 }
-Result<std::vector<std::string>> Bucket::ListBeside() const {
-  std::vector<std::string> beside;
-  const std::string& remote = address_.remote;
-  const std::size_t slash = remote.rfind('/');
-  if (slash == std::string::npos) return beside;
-  const std::string parent = remote.substr(0, remote[slash - 1] == ':' ? slash + 1 : slash);
-  CAIRN_ASSIGN_OR_RETURN(const auto call, Start({"lsf", "--dirs-only", parent}, "listing what is beside " + text()));
-  CAIRN_ASSIGN_OR_RETURN(const std::string names, call->ReadAll(kMostListed));
-  for (std::size_t at = 0, end = 0; (end = names.find("/\n", at)) != std::string::npos; at = end + 2) {
-    beside.push_back(names.substr(at, end - at));
-  }
-  std::erase(beside, remote.substr(slash + 1));
-  return beside;
-}
-
 
 const Bucket::Folder* Bucket::Find(std::string_view folder) const {
   const auto found = folders_.find(folder);

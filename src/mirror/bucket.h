@@ -85,6 +85,9 @@ class Bucket {
   [[nodiscard]] std::vector<Result<std::string>> Get(std::span<const Range> ranges) const;
   /// The same for whole small objects; if they are many, by one call for all.
   [[nodiscard]] Result<std::vector<Result<std::string>>> GetWhole(std::span<const Range> ranges) const;
+  /// The first `count` bytes of each, one after the other, by one call: in any order, and without those that are not
+  /// there. All have as many.
+  [[nodiscard]] Result<std::string> GetStarts(std::span<const Range> ranges, std::uint64_t count) const;
 
   /// A call that reads the object's bytes [offset, offset + length), or writes an object of this length.
   [[nodiscard]] Result<std::unique_ptr<RcloneCall>> StartRead(const std::string& name, std::uint64_t offset,

@@ -23,7 +23,7 @@ struct WantedHeader {
   std::string bytes = {};
 };
 
-/// Reads them by ranges of the objects, several at once. Blocking.
+/// Reads them by ranges of the objects, several at once, and many by one call. Blocking.
 void FetchHeaders(const Bucket& bucket, std::span<WantedHeader> wanted);
 
 }  // namespace cairn

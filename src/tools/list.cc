@@ -98,7 +98,7 @@ std::vector<std::string> MirrorsOf(const CheckpointInfo& info, const std::vector
   return targets;
 }
 
-/// Of an object store. Each header is a request.
+/// Of an object store.
 Result<std::vector<Listed>> CheckpointsInBucket(const std::string& place) {
   CAIRN_ASSIGN_OR_RETURN(InBucket found, ListInBucket(place));
   std::vector<ShardFile> files(found.checkpoints.size());

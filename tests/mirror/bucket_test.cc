@@ -55,7 +55,7 @@ class BucketTest : public ::testing::Test, protected MirrorCase {
     if (!rclone.ok()) GTEST_SKIP() << rclone.status();
     rclone_ = *std::move(rclone);
     rclone_.environment.emplace_back("RCLONE_CONFIG_DISK_TYPE=local");
-    small = true;
+    elements = kFew;
   }
 
   [[nodiscard]] MirrorOptions ToStore(const MirrorRules& rules = {}) {
@@ -94,6 +94,19 @@ class BucketTest : public ::testing::Test, protected MirrorCase {
     std::ranges::sort(good);
     return good;
   }
+  /// Its calls are noted.
+  [[nodiscard]] Rclone Counting() const {
+    Rclone counting = rclone_;
+    counting.program = base() + "/rclone";
+    std::ofstream(counting.program) << "#!/bin/sh\necho $1 >> " << base() << "/calls\nexec " << rclone_.program
+                                    << " \"$@\"\n";
+    fs::permissions(counting.program, fs::perms::owner_all);
+    return counting;
+  }
+  [[nodiscard]] std::string Calls() const {
+    std::ifstream calls(base() + "/calls");
+    return {std::istreambuf_iterator<char>(calls), {}};
+  }
   static std::string Name(const StoredCheckpoint& one) { return Bucket::FolderName(one.info); }
 
   const std::string store_ = base() + "/store";
@@ -128,7 +141,7 @@ TEST_F(BucketTest, CopiesNewestFirstByteForByteAndBack) {
 
 // Of more than one piece, with a frozen file that the store copies by itself.
 TEST_F(BucketTest, CopiesLargeAndFrozenFiles) {
-  small = false;
+  elements = kMany;
   frozen = 1;
   const StoredCheckpoint first = Save(1);
   ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
@@ -271,13 +284,8 @@ TEST_F(BucketTest, ManyManifestsAreReadByOneCall) {
   for (std::uint64_t step = 1; step <= 12; ++step) saved.push_back(Save(step));
   ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
   fs::resize_file(Folder(saved[4]) + "/manifest.json", 10);
-  Rclone counting = rclone_;
-  counting.program = base() + "/rclone";
-  std::ofstream(counting.program) << "#!/bin/sh\necho $1 >> " << base() << "/calls\nexec " << rclone_.program
-                                  << " \"$@\"\n";
-  fs::permissions(counting.program, fs::perms::owner_all);
 
-  Bucket bucket(counting, *BucketAddress::Parse(ToStore().target));
+  Bucket bucket(Counting(), *BucketAddress::Parse(ToStore().target));
   const auto list = bucket.List();
 
   ASSERT_TRUE(list.ok()) << list.status();
@@ -285,12 +293,42 @@ TEST_F(BucketTest, ManyManifestsAreReadByOneCall) {
   EXPECT_EQ(std::ranges::count_if(*list, [](const auto& one) { return one.info.status.ok(); }), 11);
   EXPECT_EQ(list->back().info.step, 5U);
   EXPECT_EQ(list->back().info.status.code(), StatusCode::kCorrupt);
-  std::ifstream calls(base() + "/calls");
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(calls), {}), "lsjson\ncopy\n");
+  EXPECT_EQ(Calls(), "lsjson\ncopy\n");
+}
+
+TEST_F(BucketTest, ManyHeadersAreReadByOneCall) {
+  std::vector<StoredCheckpoint> saved;
+  for (std::uint64_t step = 1; step <= 9; ++step) saved.push_back(Save(step));
+  elements = 70'000;  // Of more than a header's first piece.
+  for (std::uint64_t step = 10; step <= 18; ++step) saved.push_back(Save(step));
+  ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
+  const std::string one = Folder(saved[12]) + "/" + ShardName(0);
+  std::string bytes = ReadWholeFile(one);
+  bytes[20] = static_cast<char>(bytes[20] ^ 1);
+  WriteWholeFile(one, bytes);
+  Bucket bucket(Counting(), *BucketAddress::Parse(ToStore().target));
+  const auto list = bucket.List();
+  ASSERT_TRUE(list.ok()) << list.status();
+  std::vector<ShardFile> files(list->size());
+  std::vector<WantedHeader> wanted;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    files[i].with_values = false;
+    wanted.push_back({.checkpoint = &(*list)[i], .shard = &(*list)[i].manifest.shards.front(), .file = &files[i]});
+  }
+
+  FetchHeaders(bucket, wanted);
+
+  for (const WantedHeader& header : wanted) {
+    const bool damaged = header.checkpoint->info.step == 13;
+    EXPECT_EQ(header.status.code(), damaged ? StatusCode::kCorrupt : StatusCode::kOk) << header.status;
+    EXPECT_EQ(header.file->header.step, damaged ? 0 : header.checkpoint->info.step);
+  }
+  // The last one alone: nothing is known of what has another digest.
+  EXPECT_EQ(Calls(), "lsjson\ncopy\ncopy\ncat\ncat\n");
 }
 
 TEST_F(BucketTest, VerifyReadsEveryByteAndNamesWhatDiffers) {
-  small = false;
+  elements = kMany;
   frozen = 1;
   const StoredCheckpoint one = Save(10);
   ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
@@ -331,7 +369,7 @@ TEST_F(BucketTest, VerifyReadsEveryByteAndNamesWhatDiffers) {
 }
 
 TEST_F(BucketTest, NoMoreThanTheBandwidthIsSent) {
-  small = false;
+  elements = kMany;
   const StoredCheckpoint one = Save(10);
   MirrorOptions options = ToStore();
   options.bandwidth = 40'000'000;
@@ -359,7 +397,7 @@ TEST_F(BucketTest, AnotherRootsIsRefused) {
   Save(10);
   ASSERT_TRUE(CopyAll(*OpenMirror(*queue_, ToStore())).ok());
   MirrorCase other;
-  other.small = true;
+  other.elements = kFew;
   other.Save(10);
   MirrorOptions options = ToStore();
   options.root = other.root();
@@ -410,6 +448,28 @@ TEST_F(BucketTest, SilenceEndsByTheDeadline) {
   EXPECT_THAT(record->error, HasSubstr("nothing happened for 1 s"));
 }
 
+// rclone says nothing else until it gives up, which may take long.
+TEST_F(BucketTest, WhyACallIsTriedAgainIsToldWhileItWaits) {
+  Save(10);
+  const Port silent_port;
+  ASSERT_EQ(::listen(silent_port.socket(), 100), 0);
+  ::setenv("RCLONE_TIMEOUT", "1s", 1);
+  ::setenv("RCLONE_LOW_LEVEL_RETRIES", "2", 1);
+  MirrorOptions options = ToServerAt(silent_port);
+  for (const auto* name : {"RCLONE_TIMEOUT", "RCLONE_LOW_LEVEL_RETRIES"}) ::unsetenv(name);
+  std::vector<std::string> heard;
+  options.rclone->on_wait = [&](const std::string& why) { heard.push_back(why); };
+  options.rclone->interrupted = [&] { return heard.size() >= 2; };
+
+  const auto waiting = Mirror::Open(*queue_, options);
+
+  EXPECT_EQ(waiting.status().code(), StatusCode::kCancelled) << waiting.status();
+  ASSERT_EQ(heard.size(), 2U);
+  EXPECT_EQ(heard[0], "listing s3://bucket/run");
+  EXPECT_THAT(heard[1], AllOf(HasSubstr("listing s3://bucket/run: rclone says: low level retry 1/"),
+                              HasSubstr("timeout"), Not(HasSubstr("DEBUG"))));
+}
+
 TEST_F(BucketTest, AnInterruptionEndsACall) {
   Save(10);
   MirrorOptions options = ToStore();
@@ -447,28 +507,6 @@ TEST(WithoutSecrets, LeavesNothingThatGrantsAccess) {
   const std::string text = WithoutSecrets(
       "Put \"http://user:word@host:80/b/x?X-Amz-Signature=0123\": abc+def/ghi is wrong, true, /home/me, /run/x",
       environment);
-
-// rclone says nothing else until it gives up, which may take long.
-TEST_F(BucketTest, WhyACallIsTriedAgainIsToldWhileItWaits) {
-  Save(10);
-  const Port silent_port;
-  ASSERT_EQ(::listen(silent_port.socket(), 100), 0);
-  ::setenv("RCLONE_TIMEOUT", "1s", 1);
-  ::setenv("RCLONE_LOW_LEVEL_RETRIES", "2", 1);
-  MirrorOptions options = ToServerAt(silent_port);
-  for (const auto* name : {"RCLONE_TIMEOUT", "RCLONE_LOW_LEVEL_RETRIES"}) ::unsetenv(name);
-  std::vector<std::string> heard;
-  options.rclone->on_wait = [&](const std::string& why) { heard.push_back(why); };
-  options.rclone->interrupted = [&] { return heard.size() >= 2; };
-
-  const auto waiting = Mirror::Open(*queue_, options);
-
-  EXPECT_EQ(waiting.status().code(), StatusCode::kCancelled) << waiting.status();
-  ASSERT_EQ(heard.size(), 2U);
-  EXPECT_EQ(heard[0], "listing s3://bucket/run");
-  EXPECT_THAT(heard[1], AllOf(HasSubstr("listing s3://bucket/run: rclone says: low level retry 1/"),
-                              HasSubstr("timeout"), Not(HasSubstr("DEBUG"))));
-}
 
   EXPECT_EQ(text, "Put \"http://***@host:80/b/x?***\": *** is wrong, true, /home/me, /run/x");
 }

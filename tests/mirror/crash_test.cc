@@ -28,7 +28,7 @@ constexpr MirrorRules kRules{.keep_last = 2};
 /// Steps 10 to 40 in the root, and the first two at the target already. Step 20 is replaced then: a mirror that keeps
 /// two copies 40 and 30, and retires what was there.
 void Prepare(MirrorCase& run) {
-  run.small = true;
+  run.elements = MirrorCase::kFew;
   run.frozen = 1;
   run.Save(10);
   run.Save(20);

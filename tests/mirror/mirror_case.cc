@@ -71,11 +71,10 @@ MirrorCase::MirrorCase() : base_(FastFolder()) {
 StoredCheckpoint MirrorCase::Save(std::uint64_t step, std::uint32_t seed, std::uint64_t line) {
   CheckpointContent content{.step = step, .line = line, .root = id_};
   content.attempt = fmt::format("attempt-{}-{}-{}", line, step, seed);
-  const std::int64_t size = small ? 2000 : 2'200'001;
   const auto tensor_seed = static_cast<std::uint32_t>(100 * step + 10 * seed + line);
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     content.shards.push_back({.tensors = {MakeTensor("bias", DType::kF32, {7}, tensor_seed + 5 + rank),
-                                          MakeTensor("weight", DType::kF32, {size}, tensor_seed + rank)}});
+                                          MakeTensor("weight", DType::kF32, {elements}, tensor_seed + rank)}});
   }
   if (frozen) {
     content.kept.push_back({.origin = {.rank = 0, .step = 1, .attempt = "frozen"},

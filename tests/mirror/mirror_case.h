@@ -25,8 +25,10 @@ class MirrorCase {
   /// Of two ranks, each more than two chunks of the mirror's pool: a whole checksum block is not the last. An old
   /// checkpoint of the step is exchanged for it.
   StoredCheckpoint Save(std::uint64_t step, std::uint32_t seed = 0, std::uint64_t line = 1);
-  /// Small ones, for tests with many runs.
-  bool small = false;
+  /// Of each shard's large tensor: few in tests with many runs.
+  static constexpr std::int64_t kMany = 2'200'001;
+  static constexpr std::int64_t kFew = 2000;
+  std::int64_t elements = kMany;
   /// They have a kept file, of this seed.
   std::optional<std::uint32_t> frozen;
 
