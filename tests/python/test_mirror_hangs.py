@@ -17,7 +17,7 @@ import cairn
 import numpy as np
 import pytest
 from hung_disk import FrozenDisk
-from jobs import COMMAND, expect_whole, until
+from jobs import COMMAND, expect_whole, mirrors_of, until
 
 HOST_MEMORY = {"host_memory": "16MiB", "chunk": "1MiB", "queue_depth": 2}
 STATE = 4 << 20
@@ -109,19 +109,22 @@ def wait_for_request(fuse: int, process: int) -> None:
             return
 
 
-def test_a_filesystem_that_never_answers_holds_nobody_else(root: Path, tmp_path: Path) -> None:
+def test_a_filesystem_that_never_answers_holds_nobody_else(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (silent := tmp_path / "silent").mkdir()
-    with cairn.Checkpointer(root, keep_last=1, **HOST_MEMORY) as checkpointer:
+    options = HOST_MEMORY | {"mirrors": [cairn.Mirror(silent / "mirror")], "mirror_timeout": 0.1}
+    with silent_fuse(silent) as fuse:
+        checkpointer = cairn.Checkpointer(root, keep_last=1, **options)
         save(checkpointer, 1)
-        with silent_fuse(silent) as fuse:
-            beside = subprocess.Popen([COMMAND, "mirror", root, silent / "mirror"])
-            try:
-                wait_for_request(fuse, beside.pid)
-                memory = resident(beside.pid)
-                save(checkpointer, *range(2, 8))
-                assert resident(beside.pid) - memory < 1 << 20
-                assert beside.poll() is None
-            finally:
-                beside.kill()
-        beside.wait(60)  # Not before there is an answer.
+        (beside,) = mirrors_of(os.getpid())
+        wait_for_request(fuse, beside)
+        memory = resident(beside)
+        save(checkpointer, *range(2, 8))
+        assert resident(beside) - memory < 1 << 20
+        checkpointer.close()
+
+        assert f"is left behind (process {beside})" in caplog.text
+        assert Path(f"/proc/{beside}").exists()
+    until(lambda: not Path(f"/proc/{beside}").exists())  # Once there is an answer.
     expect_whole(root, 7)

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,18 +136,18 @@ def test_a_jobs_lost_root_comes_back_by_itself_or_names_why_not(
         proxy.answer = lambda method, path: None
         with pytest.raises(cairn.Error, match="restore_from s3://misspelt/run: ") as misspelt:
             cairn.Checkpointer(root, restore_from="s3://misspelt/run", **HOST_MEMORY)
-        with cairn.Checkpointer(root, **options) as checkpointer:
         with cairn.Checkpointer(tmp_path / "other", restore_from=f"{target}2", **HOST_MEMORY):
             pass
         by_hand = run(proxy.address, "fetch", f"{target}2", tmp_path / "back")
+        with cairn.Checkpointer(root, **options) as checkpointer:
             found = checkpointer.restore(tree(0))
 
     assert not isinstance(refused.value, cairn.NotFound) and SECRET not in str(refused.value)
     assert not isinstance(misspelt.value, cairn.NotFound)
-    assert found["step"] == 1 and torch.equal(found["weight"], tree(1)["weight"])
     name = target.rsplit("/", 1)[1]
     assert f"{target}2: it has no checkpoint, so the root begins empty. Beside it: {name}" in caplog.text
     assert by_hand.returncode == 2 and by_hand.stderr.endswith(f"found no .writer; beside it: {name}\n")
+    assert found["step"] == 1 and torch.equal(found["weight"], tree(1)["weight"])
 
 
 def test_the_documented_reader_reads_a_bucket_without_cairn(
@@ -356,12 +357,15 @@ sys.stdin.read()
     assert ended
 
 
-def test_a_server_that_is_killed_and_comes_back(serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
-    root = tmp_path / "run"
+@pytest.mark.parametrize("request_number", [1, 12])
+def test_a_server_that_is_killed_and_comes_back(
+    request_number: int, serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    root, soon = tmp_path / "run", {"RCLONE_LOW_LEVEL_RETRIES": "1"}  # It gives up.
     save(root, 1, 2)
-    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target) as beside:
+    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target, **soon) as beside:
         event(beside, "copied")
-        proxy.answer = kill_at(proxy, len(proxy.seen) + 12, serve.kill)
+        proxy.answer = kill_at(proxy, len(proxy.seen) + request_number, serve.kill)
         save(root, 3)
         assert event(beside, "error")
         serve.start()
@@ -371,6 +375,59 @@ def test_a_server_that_is_killed_and_comes_back(serve: servers.ServeS3, target: 
             copied.add(event(beside, "copied")["step"])
 
     bring_back(serve.address, target, tmp_path / "back", 1, 2, 3)
+
+
+def test_a_mirror_that_another_has_replaced_commits_and_removes_nothing_once_it_wakes(
+    serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    root, copy = tmp_path / "run", tmp_path / "copy"
+    save(root, 1)
+    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target, "--keep-last", "1") as asleep:
+        assert event(asleep, "copied")["step"] == 1
+        stopped = threading.Event()
+
+        def answer(method: str, path: str) -> None:
+            if method in ("PUT", "POST") and f"/step-{2:020}." in path and not stopped.is_set():
+                asleep.send_signal(signal.SIGSTOP)  # In the middle of its upload of step 2.
+                stopped.set()
+
+        proxy.answer = answer
+        save(root, 2)
+        assert stopped.wait(600)
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".mirrors"))  # With locks of its own.
+        save(copy, 3)
+        assert run(serve.address, "mirror", copy, target, "--once", "--keep-last", "1").returncode == 0
+        asleep.send_signal(signal.SIGCONT)
+
+        assert asleep.wait(600) == 2
+    assert steps_in(serve.address, target) == [3]
+    expect_object_whole(serve, target, copy, 3)
+
+
+def test_the_mirror_of_a_job_that_is_killed_ends_its_upload(
+    serve: servers.ServeS3, target: str, tmp_path: Path
+) -> None:
+    program = """
+import sys, cairn, test_stores
+with cairn.Checkpointer(sys.argv[1], mirrors=[cairn.Mirror(sys.argv[2])], **test_stores.HOST_MEMORY) as checkpointer:
+    checkpointer.save(1, test_stores.tree(1)).wait()
+    sys.stdin.read()
+"""
+    with proxy_to(serve.address) as proxy:
+        environment = servers.environment(proxy.address) | {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"]}
+        with subprocess.Popen(
+            [sys.executable, "-c", program, tmp_path / "run", target], stdin=subprocess.PIPE, env=environment
+        ) as job:
+
+            def answer(method: str, path: str) -> None:
+                if method in ("PUT", "POST") and f"/step-{1:020}." in path:
+                    job.kill()
+
+            proxy.answer = answer
+            assert job.wait(600) == -signal.SIGKILL
+        until(lambda: steps_in(serve.address, target) == [1], 600)
+
+    bring_back(serve.address, target, tmp_path / "back", 1)
 
 
 def test_training_does_not_wait_for_a_store_that_is_silent(
@@ -397,6 +454,34 @@ def test_training_does_not_wait_for_a_store_that_is_silent(
         proxy.answer = lambda method, path: None
         proxy.released.set()
         until(lambda: steps_in(serve.address, target) == [5], 600)  # It copies what is due, and ends.
+
+
+def test_what_rclone_says_of_a_server_that_is_down_is_in_the_error_of_who_waits(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        for name, value in servers.environment(f"127.0.0.1:{nobody.getsockname()[1]}").items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(cairn.DeadlineExceeded) as opening:  # In less time than rclone takes to give up.
+            cairn.Checkpointer(tmp_path / "lost", restore_from=target, group_timeout=10, **HOST_MEMORY)
+        checkpointer = cairn.Checkpointer(
+            tmp_path / "run", mirrors=[cairn.Mirror(target)], mirror_timeout=0.1, **HOST_MEMORY
+        )
+        save = checkpointer.save(1, tree(1))
+
+        def tells_why() -> bool:
+            with pytest.raises(cairn.DeadlineExceeded) as waiting:
+                save.wait(0.1, where=target)
+            return "It waits: listing" in str(waiting.value) and "connection refused" in str(waiting.value)
+
+        until(tells_why)
+        checkpointer.close()
+
+    expected = f"restore_from {target}: nothing has moved for 10 s: reading {target}/.writer: rclone says: "
+    assert expected in str(opening.value) and "connection refused" in str(opening.value)
+    (behind,) = [one for one in caplog.messages if "is left behind" in one]
+    assert "connection refused" in behind and SECRET not in caplog.text + str(opening.value)
 
 
 def test_wrong_places_are_refused(serve: servers.ServeS3, target: str, tmp_path: Path) -> None:
@@ -444,46 +529,22 @@ def test_wrong_credentials_are_told_in_the_stores_words(serve: servers.ServeS3, 
     assert "not-the-secret" not in done.stderr
 
 
+@pytest.mark.parametrize("fault", ["missing", "truncated"])
 def test_a_missing_part_is_copied_again_before_anything_is_retired(
-    serve: servers.ServeS3, target: str, tmp_path: Path
+    fault: str, serve: servers.ServeS3, target: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "run"
     save(root, 1, 2)
     assert run(serve.address, "mirror", root, target, "--once").returncode == 0
     (shard,) = (serve.objects / target.rsplit("/", 1)[1]).glob(f"step-{2:020}.*/shard-00000.safetensors")
-    shard.unlink()
+    if fault == "missing":
+        shard.unlink()
+    else:
+        os.truncate(shard, 100_000)
 
     done = run(serve.address, "mirror", root, target, "--once", "--keep-last", "1")
 
     assert done.returncode == 0, done.stderr
-def test_what_rclone_says_of_a_server_that_is_down_is_in_the_error_of_who_waits(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        for name, value in servers.environment(f"127.0.0.1:{nobody.getsockname()[1]}").items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(cairn.DeadlineExceeded) as opening:  # In less time than rclone takes to give up.
-            cairn.Checkpointer(tmp_path / "lost", restore_from=target, group_timeout=10, **HOST_MEMORY)
-        checkpointer = cairn.Checkpointer(
-            tmp_path / "run", mirrors=[cairn.Mirror(target)], mirror_timeout=0.1, **HOST_MEMORY
-        )
-        save = checkpointer.save(1, tree(1))
-
-        def tells_why() -> bool:
-            with pytest.raises(cairn.DeadlineExceeded) as waiting:
-                save.wait(0.1, where=target)
-            return "It waits: listing" in str(waiting.value) and "connection refused" in str(waiting.value)
-
-        until(tells_why)
-        checkpointer.close()
-
-    expected = f"restore_from {target}: nothing has moved for 10 s: reading {target}/.writer: rclone says: "
-    assert expected in str(opening.value) and "connection refused" in str(opening.value)
-    (behind,) = [one for one in caplog.messages if "is left behind" in one]
-    assert "connection refused" in behind and SECRET not in caplog.text + str(opening.value)
-
-
     assert "copied step 2, " in done.stdout
     assert steps_in(serve.address, target) == [2]
     bring_back(serve.address, target, tmp_path / "back", 2)
