@@ -26,6 +26,7 @@ from jobs import COMMAND, ENVIRONMENT, expect_whole, until
 from servers import BUCKET, KEY, SECRET, Answer, Proxy, proxy_to
 
 HOST_MEMORY = {"host_memory": "16MiB", "chunk": "1MiB", "queue_depth": 2}
+GIVES_UP_SOON = {"RCLONE_LOW_LEVEL_RETRIES": "1"}  # rclone, so that the mirror tries again.
 READER = Path(__file__).parents[1] / "format"
 
 
@@ -183,7 +184,7 @@ def test_what_the_store_refuses_is_told_and_copied_once_it_does_not(
 ) -> None:
     root = tmp_path / "run"
     save(root, 1)
-    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target) as beside:
+    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target, **GIVES_UP_SOON) as beside:
         assert event(beside, "copied")["step"] == 1
         proxy.answer = lambda method, path: fault if method in ("PUT", "POST") else None
         save(root, 2)
@@ -361,9 +362,9 @@ sys.stdin.read()
 def test_a_server_that_is_killed_and_comes_back(
     request_number: int, serve: servers.ServeS3, target: str, tmp_path: Path
 ) -> None:
-    root, soon = tmp_path / "run", {"RCLONE_LOW_LEVEL_RETRIES": "1"}  # It gives up.
+    root = tmp_path / "run"
     save(root, 1, 2)
-    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target, **soon) as beside:
+    with proxy_to(serve.address) as proxy, mirror(proxy.address, root, target, **GIVES_UP_SOON) as beside:
         event(beside, "copied")
         proxy.answer = kill_at(proxy, len(proxy.seen) + request_number, serve.kill)
         save(root, 3)
