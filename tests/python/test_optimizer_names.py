@@ -149,7 +149,7 @@ def test_the_names_are_those_of_the_moment() -> None:
     del model["a"]
     assert names(tree) == {"o": ["m/b.weight", "m/c.a~1~0.bias"]}
     model["b"].weight = nn.Parameter(model["b"].weight.detach().clone())
-    assert names(tree) is None
+    assert names(tree) == {"o": ["", "m/c.a~1~0.bias"]}  # The optimizer has the one of before.
     optimizer.param_groups[0]["params"][0] = model["b"].weight
     assert names(tree) == {"o": ["m/b.weight", "m/c.a~1~0.bias"]}
     assert names({"o": optimizer}) is None
@@ -311,6 +311,35 @@ def test_a_plugins_state_follows_the_names_in_the_module_if_these_are_the_same(
     other = nn.ModuleDict({"b": model["b"], "c": model["a"]})
     with pytest.raises(cairn.InvalidArgument, match="only the tree has the parameters c.weight, c.bias"):
         load(target := optim.AdamW(other.parameters()), optimizer.state_dict(), Known.of(target, other), known)
+
+
+class Beside:
+    """A model, and a parameter beside it that no module has, as a loss may: all of one shape."""
+
+    def __init__(self, order: str) -> None:
+        self.model = nn.ParameterDict({name: nn.Parameter(torch.ones(3)) for name in "abc"})
+        self.outside = nn.Parameter(torch.ones(3))
+        named = {**self.model, "-": self.outside}
+        self.optimizer = optim.AdamW([named[name] for name in order])
+        for i, name in enumerate("abc-", 1):
+            named[name].grad = torch.full((3,), float(i))
+
+    def first_moments(self) -> list[float]:
+        return [float(self.optimizer.state[one]["exp_avg"][0]) for one in (*self.model.values(), self.outside)]
+
+
+@pytest.mark.parametrize("order", ["abc-", "cba-", "-cab"])
+def test_names_count_also_beside_parameters_of_no_module(order: str) -> None:
+    (job := Beside("ab-c")).optimizer.step()
+    target = Beside(order)
+    restore(save({"m": job.model, "o": job.optimizer}), {"m": target.model, "o": target.optimizer})
+    assert target.first_moments() == job.first_moments()
+
+    plugs = Beside(order)
+    known, own = Known.of(job.optimizer, job.model), Known.of(plugs.optimizer, plugs.model)
+    load(plugs.optimizer, job.optimizer.state_dict(), own, known)
+    assert plugs.first_moments() == job.first_moments()
+    assert own.regrouped(known) is None
 
 
 RATES = optim.lr_scheduler

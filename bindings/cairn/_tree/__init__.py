@@ -39,8 +39,8 @@ Names are injective: two leaves never share one.
 Where no tree is given to restore into (cairn.dcp), a class is "module:Class", for Enum members and namedtuples too (2).
 
 Beside "tree", "optimizers" has the class of each torch optimizer, by its path: `{"optimizer":"AdamW"}`; "parameters" has the
-names of its parameters in their order, `{"optimizer":["model/weight"]}`, if they are those of torch modules in the tree: the
-tensors' names, without what torch.compile adds; "schedulers" has the classes of each torch scheduler and of those within it,
+names of its parameters in their order, `{"optimizer":["model/weight"]}`, if one of them is of a torch module in the tree: the
+tensors' names, without what torch.compile adds, and "" for what is in no module; "schedulers" has the classes of each torch scheduler and of those within it,
 `{"scheduler":["SequentialLR","LinearLR","StepLR"]}`; "objects" has the classes of other objects whose path ends with a
 number, which only their position tells apart: `{"models/0":"Generator"}`. Readers that do not know these ignore them.
 

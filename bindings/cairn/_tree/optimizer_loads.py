@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from .._errors import InvalidArgument
 from .._protect import inner_optimizer
 from .casts import Casts
-from .optimizer_states import Regrouped, has_torchs_load, of_dict
+from .optimizer_states import Regrouped, has_torchs_load, numbered, of_dict
 from .optimizers import Fit, optimizer_of
 from .optimizers import fit as compare
 from .paths import listed, uncompiled
@@ -32,14 +32,20 @@ class Known:
         return Known(type(optimizer).__name__, groups)
 
     def flat(self) -> list[str]:
-        """Each parameter's name, "" if that is not known."""
-        return [name or "" for name in chain(*(self.names or ()))]
+        """Each parameter's name; nothing if none is known."""
+        names = [*chain(*(self.names or ()))]
+        return numbered(names) if any(names) else []
 
     def regrouped(self, saved: Known) -> Regrouped | None:
         """How the groups of one that goes by name differ from the saved one's; None if that is not known."""
-        names, theirs = self.flat(), saved.flat()
-        known = "" not in (*names, *theirs) and bool(names) and bool(theirs)
-        return Regrouped.by_name(self.names or (), saved.names or ()) if known else None
+        own, theirs = self.grouped(), saved.grouped()
+        return Regrouped.by_name(own, theirs) if own and theirs else None
+
+    def grouped(self) -> list[list[str]]:
+        """The same by group."""
+        names = iter(self.flat())
+        groups = [[*islice(names, len(group))] for group in self.names or ()]
+        return groups if any(groups) else []
 
 
 def fit_state(
@@ -64,7 +70,7 @@ def fit_state(
         return None
     found = of_dict(state)
     names, theirs = own.flat(), saved.flat()
-    known = "" not in (*names, *theirs) and bool(names) and bool(theirs)
+    known = bool(names) and bool(theirs)
     elsewhere = {*chain(*(one.flat() for one in beside))} - {*theirs}
     others = [at for at, (now, then) in enumerate(zip(names, theirs, strict=False)) if now != then]
     # Those at other positions, and in the checkpoint's other optimizers, are no new names.

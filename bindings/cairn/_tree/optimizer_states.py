@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any
 
 from .._errors import counted
@@ -54,6 +54,12 @@ def names_of(kind: type) -> set[str]:
         if base.__module__.startswith("torch."):
             break
     return names
+
+
+def numbered(names: Iterable[str | None]) -> list[str]:
+    """The names of an optimizer's parameters, with one for each that has none because it is in no module."""
+    numbers = count(1)
+    return [name or f"number {next(numbers)} of no module" for name in names]
 
 
 def unlike_option(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ from json.encoder import encode_basestring as _quote
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .optimizer_states import numbered
 from .paths import MAX_DEPTH, is_stateful, join, part_of, uncompiled
 from .values import dataclass_fields
 from .writer import Names, Writer
@@ -37,8 +38,9 @@ class TreeModules:
         return f"{{{','.join(texts)}}}" if texts else ""
 
     def names_of(self, optimizer: Any) -> list[str] | None:
-        """The names of an optimizer's parameters in their order, without what torch.compile adds. A parameter with several
-        has the first by alphabet. None unless each is a parameter of these modules, and no two are the same."""
+        """The names of an optimizer's parameters in their order, without what torch.compile adds; "" for what is in none of
+        these modules. A parameter with several has the first by alphabet. None if no parameter has one, or two have the
+        same."""
         known: dict[int, str] = {}
         for path, module in self._found:
             # A class may change the names: not those of a module within another.
@@ -46,9 +48,9 @@ class TreeModules:
             for key, parameter in named:
                 name = uncompiled(join(path, part_of(key, path)))
                 known[id(parameter)] = min(name, known.get(id(parameter), name))
-        names = [known.get(of) for of in _parameters_of(optimizer)]
-        found = [name for name in names if name is not None]
-        return found if found and len({*found}) == len(names) else None
+        names = [known.get(of, "") for of in _parameters_of(optimizer)]
+        found = [name for name in names if name]
+        return names if found and len({*found}) == len(found) else None
 
     def both_names(
         self, optimizer: Any, saved: list[str] | None, stored: Iterable[str]
@@ -58,7 +60,9 @@ class TreeModules:
         own = self.names_of(optimizer) if saved and self._found else None
         if own is None or saved is None:
             return None
-        return (own, saved) if own == saved or self._are_tensors(own, saved, {*map(uncompiled, stored)}) else None
+        if own != saved and not self._are_tensors({*own} - {""}, {*saved} - {""}, {*map(uncompiled, stored)}):
+            return None
+        return numbered(own), numbered(saved)
 
     def _text_of(self, optimizer: Any, held: Any) -> str | None:
         basis = (_parameters_of(optimizer), held)
@@ -69,7 +73,7 @@ class TreeModules:
             _texts[optimizer] = basis, text
         return text
 
-    def _are_tensors(self, own: list[str], saved: list[str], stored: set[str]) -> bool:
+    def _are_tensors(self, own: set[str], saved: set[str], stored: set[str]) -> bool:
         """Whether all are names of tensors, and both trees have the modules. Otherwise other names mean nothing: a module
         may have moved, or be within a wrapper that its state dict does not show."""
         modules = {uncompiled(path): module for path, module in self._found}
