@@ -56,7 +56,6 @@ from ._huggingface.contents import (
     RANK,
     TRAINER,
     FrozenDigests,
-    check_dtypes,
     check_frozen,
     is_adapter,
     live_weights,
@@ -76,10 +75,10 @@ from ._paths import step_folder
 from ._protect import inner_optimizer
 from ._rng import RngState
 from ._tree.casts import allows_loss
+from ._tree.module_loads import check_into
 from ._tree.optimizer_loads import Known, fit_state, load_checked
 from ._tree.optimizer_states import names_of
 from ._tree.schedulers import classes_of, refuse_order, warn_of_unlike
-from ._tree.tensors import dtype_name
 
 OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
@@ -317,6 +316,10 @@ class TrainerMixin(_Base):
         except InvalidArgument as error:
             raise InvalidArgument(f"{error}\n  {_anew(found['path'])}") from error
         trainer = restored[TRAINER]
+        # With their contents: two buffers may share memory.
+        check_into(
+            {name: one for name, one in weights.items() if like[name] is None}, restored, found["path"], self._cast
+        )
         load_weights(model, {name: restored[name] for name in weights}, partial, trainer.get("modules"))
         run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}
         run.restored |= {key: trainer.get(key) for key in ("last_logged", "scheduler_classes")}
@@ -331,13 +334,13 @@ class TrainerMixin(_Base):
             check_frozen(self._frozen.of(self.model), found["frozen"], found["path"])
         weights = live_weights(model, partial)
         others = {name: one for name, one in weights.items() if not isinstance(one, torch.nn.Parameter)}
-        saved = {name: one.dtype for name, one in found["saved"].items()}
-        check_dtypes(others, saved, found["path"], self._cast)
+        casts = check_into(others, found["saved"], found["path"], self._cast)
         run.known = Known(**found.get("known", {}))
         self.create_optimizer()  # Which Trainer does next, and then finds it.
         parts = unpack(found)
         fit = self._fit(run, parts["optimizer"], found["path"])
         refuse_order(found["path"], "scheduler", parts["scheduler"], None if fit is None else fit.regrouped)
+        casts.log(found["path"])
         return found, weights
 
     def _fit(self, run: Run, state: Any, where: str) -> Any:
@@ -409,8 +412,7 @@ class TrainerMixin(_Base):
             return
         with reader(self.cairn_root) as checkpointer:
             trainer, best = read_model(checkpointer, self.state.best_global_step)
-        saved = {name: dtype_name(name, one) for name, one in best.items() if isinstance(one, torch.Tensor)}
-        check_dtypes(live_weights(self.model, trainer["frozen"] is not None), saved, folder, self._cast)
+        check_into(live_weights(self.model, trainer["frozen"] is not None), best, folder, self._cast).log(folder)
         load_weights(self.model, best, trainer["frozen"] is not None, trainer.get("modules"))
 
     # Internal

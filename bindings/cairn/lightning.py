@@ -32,8 +32,9 @@ from ._lightning.package import name_what_reads
 from ._lightning.package import pl as _pl
 from ._lightning.requeue import Requeue
 from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
-from ._lightning.values import check_into, fit_versions
+from ._lightning.values import fit_versions
 from ._rng import RngState
+from ._tree.module_loads import check_into
 from ._tree.optimizer_loads import Known
 from ._tree.schedulers import classes_of
 
@@ -229,7 +230,7 @@ def load_from_checkpoint(
     if issubclass(cls, _pl.LightningDataModule):
         return saving._load_state(cls, checkpoint, **kwargs)
     model = saving._load_state(cls, checkpoint, strict=strict, **kwargs)
-    check_into(model, checkpoint["state_dict"], os.fspath(path), cast).log(os.fspath(path))
+    check_into(model.state_dict(), checkpoint["state_dict"], os.fspath(path), cast).log(os.fspath(path))
     if fit_versions(model, checkpoint["state_dict"]):
         model.load_state_dict(checkpoint["state_dict"], strict=False)  # Only here is there a module.
     tensors = (tensor for tensor in checkpoint["state_dict"].values() if isinstance(tensor, torch.Tensor))

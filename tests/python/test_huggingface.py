@@ -94,6 +94,75 @@ def test_modules_keep_the_version_of_their_state(tmp_path: Path) -> None:
     assert_same_weights(resumed.model, whole.model)
 
 
+class Beside(torch.nn.Module):  # type: ignore[misc]
+    """Of buffers, and a state of its own that is no tensor."""
+
+    def __init__(self, mark: str, shape: tuple[int, ...] = (3,), dtype: Any = None, tied: bool = False) -> None:
+        super().__init__()
+        self.mark = mark
+        self.register_buffer("one", torch.full(shape, 2.0, dtype=dtype))
+        self.register_buffer("two", self.one if tied else torch.full(shape, 3.0, dtype=dtype))
+
+    def get_extra_state(self) -> str:
+        return self.mark
+
+    def set_extra_state(self, mark: str) -> None:
+        self.mark = mark
+
+
+def with_beside(mark: str, **given: Any) -> Any:
+    transformers.set_seed(1)
+    model = a_gpt2()
+    model.transformer.wpe.requires_grad_(False)
+    model.beside = Beside(mark, **given)
+    return model
+
+
+def test_what_is_loaded_without_the_frozen_parameters_is_loaded_by_its_modules(tmp_path: Path) -> None:
+    partly = {"save_only_trainable": True}
+    whole = a_trainer(tmp_path, model=versioned(with_beside("saved")), max_steps=2, **partly)
+    whole.train()
+    model = versioned(with_beside("new"))
+    a_trainer(tmp_path, model=model, max_steps=2, **partly).train(resume_from_checkpoint=True)
+    saved = whole.model.state_dict()
+    assert saved.pop("beside._extra_state") == model.beside.mark == "saved"
+    for name, tensor in saved.items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+    class Older(type(whole.model.transformer.ln_f)):  # type: ignore[misc]
+        _version = 1
+
+    model = with_beside("saved")
+    model.transformer.ln_f = Older(16)
+    a_trainer(tmp_path / "older", model=model, max_steps=2, **partly).train()
+    migrated = versioned(with_beside("new"))
+    a_trainer(tmp_path / "older", model=migrated, max_steps=2, **partly).train(resume_from_checkpoint=True)
+    assert torch.equal(migrated.transformer.ln_f.weight, model.transformer.ln_f.weight * 10)
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_buffers_are_not_converted_without_a_word(
+    tmp_path: Path, partly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(folder: str, resume: Any = None, **given: Any) -> Any:
+        model = with_beside("x", **given)
+        a_trainer(tmp_path / folder, model=model, max_steps=2, save_only_trainable=partly).train(resume)
+        return model
+
+    run("vector")
+    for shape in ((), (2, 3)):  # Which a copy would fill, or could be filled from.
+        with pytest.raises(RuntimeError, match="size mismatch for beside.one"):
+            run("vector", True, shape=shape)
+    with pytest.raises(cairn.InvalidArgument, match='"beside.one" and "beside.two" share memory in the module'):
+        run("vector", True, tied=True)
+    run("tied", tied=True)
+    run("tied", True, tied=True)
+    caplog.set_level(logging.INFO, "cairn")
+    wide = run("vector", True, dtype=torch.float64)
+    assert wide.beside.one.tolist() == [2.0] * 3 and wide.beside.one.dtype == torch.float64
+    assert "converted 2 tensors to another dtype, none with a loss: beside.one (F32 in the checkpoint" in caplog.text
+
+
 def test_training_goes_on_from_a_stock_checkpoint(tmp_path: Path) -> None:
     stock = a_trainer(tmp_path, transformers.Trainer, save_steps=3)
     stock.train()

@@ -19,12 +19,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._dcp.containers import ModuleMetadata, give_metadata
-from .._errors import Corrupt, InvalidArgument
+from .._errors import Corrupt, InvalidArgument, Unsupported
 from .._memory import cloned
 from .._ranks.digests import digest
-from .._tree.casts import Casts, allows_loss
 from .._tree.paths import listed, part_of
-from .._tree.tensors import Placement, dtype_name
+from .._tree.tensors import Placement
 
 FORMAT = "cairn.huggingface/2"
 TRAINER = "trainer"
@@ -75,15 +74,6 @@ def weights_of(model: Any, only_trainable: bool) -> tuple[dict[str, Any], frozen
     return weights, frozenset(frozen)
 
 
-def check_dtypes(weights: Mapping[str, Any], saved: Mapping[str, str], where: str, cast: str | None) -> None:
-    """InvalidArgument if torch's load_state_dict would convert a saved tensor with a loss, unless `cast` is "allow"."""
-    casts = Casts(allows_loss(cast))
-    for name, own in weights.items():
-        if isinstance(own, torch.Tensor) and name in saved:
-            casts.may(name, saved[name], dtype_name(name, own))
-    casts.raise_refused(where)
-
-
 def versioned(model: Any, weights: Mapping[str, Any], modules: ModuleMetadata | None) -> Mapping[str, Any]:
     """Weights for the model's load_state_dict, with the versions of its modules' state at the save: without them it takes
     that for state of the first version, and migrates it. None: the checkpoint is of before they were kept."""
@@ -103,10 +93,16 @@ def load_weights(
     if not only_trainable:
         model.load_state_dict(versioned(model, weights, modules))
         return
-    with torch.no_grad():
-        for name, tensor in live_weights(model, True).items():
-            if isinstance(tensor, torch.Tensor):
-                tensor.copy_(weights[name])
+    names = {id(one): name for name, one in model.state_dict(keep_vars=True).items() if isinstance(one, torch.Tensor)}
+    state = {}
+    for name, one in live_weights(model, True).items():
+        own = names.get(id(one), name)  # PEFT's files have others.
+        state[own] = weights[name]
+    unknown = model.load_state_dict(versioned(model, state, modules), strict=False).unexpected_keys
+    if unknown:
+        raise Unsupported(
+            f"{type(model).__name__}: its state dict cannot be loaded without what is frozen: {listed(unknown)}"
+        )
 
 
 class FrozenDigests:

@@ -38,15 +38,15 @@ def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "")
 
         "world": how many ranks saved it
         "path": its folder
-        "saved": the dtype and shape of each tensor, by name
+        "saved": the dtype and shape of each weight, by name
 
     Raises InvalidArgument, or Unsupported, if this version of cairn.huggingface did not write it.
     """
     details = checkpointer._engine.reading.inspect_all(step, folder)
     with details["hold"]:
         saved = {name: Stored(dtype, tuple(shape)) for name, dtype, shape, *_ in details["tensors"]}
-        more = {"world": details["world"], "path": details["path"], "saved": saved}
-        return _read_tree(checkpointer, details, saved)[1] | more
+        _, root, trainer = _read_tree(checkpointer, details, saved)
+        return trainer | {"world": details["world"], "path": details["path"], "saved": _weights_in(root)}
 
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -56,20 +56,25 @@ def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, 
         details |= checkpointer._engine.core.inspect_part(details["path"], 0, [])
         if "dcp" in details["values"][0]:
             return sharded.read_whole(checkpointer, details["path"])
-        text, trainer = _read_tree(checkpointer, details)
+        text, _, trainer = _read_tree(checkpointer, details)
         names = _tree.names(text)
         wanted = [name for name in names if name.partition("/")[0] not in (TRAINER, RANK)]
         tensors = checkpointer.load(details["step"], names=wanted)
         tree = _tree.build(text, dict.fromkeys(names) | tensors)
         assert isinstance(tree, dict)
-        return trainer, {key: value for key, value in tree.items() if key not in (TRAINER, RANK)}
+        return trainer, _weights_in(tree)
+
+
+def _weights_in(root: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in root.items() if key not in (TRAINER, RANK)}
 
 
 def _read_tree(
-    checkpointer: Checkpointer, details: dict[str, Any], tensors: Mapping[str, Any] = {}
-) -> tuple[str, dict[str, Any]]:
+    checkpointer: Checkpointer, details: dict[str, Any], tensors: Mapping[str, Stored] = {}
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
     text = tree_text(details | checkpointer._engine.core.inspect_part(details["path"], 0, []))
-    tree = _tree.build(text, {name: tensors.get(name) for name in _tree.names(text)})
+    kinds = _tree.kinds(text)
+    tree = _tree.build(text, {name: tensors[name].of_kind(kinds[name]) if name in tensors else None for name in kinds})
     root = tree if isinstance(tree, dict) else {}
     trainer = root.get(TRAINER)
     found = (trainer if isinstance(trainer, dict) else root).get("format")
@@ -80,7 +85,7 @@ def _read_tree(
             f"{details['path']} has the format {found}, this version reads {FORMAT}: export the model with the version "
             "of Cairn that wrote it"
         )
-    return text, trainer
+    return text, root, trainer
 
 
 def export(

@@ -11,12 +11,13 @@ import torch
 
 from .._errors import InvalidArgument, counted
 from .._protect import inner_optimizer
+from .._tree.module_loads import check_into
 from .._tree.optimizer_loads import Known, fit_state
 from .._tree.optimizer_states import names_of
 from .._tree.schedulers import is_of, refuse_order, warn_of_unlike
 from .checkpoint_io import CheckpointIO
 from .package import pl
-from .values import check_into, fit_versions
+from .values import fit_versions
 
 CALLBACK = "cairn.lightning.Callback"  # Its state's key. The state says what is known of the optimizers.
 
@@ -75,7 +76,7 @@ def _checking(load: Any, check: Any) -> Any:
 
 def _check_module(strategy: Any, io: CheckpointIO, checkpoint: Any, _: contextlib.ExitStack) -> Any:
     becomes, state = _dtype_of(strategy.precision_plugin), checkpoint["state_dict"]
-    check_into(strategy.lightning_module, state, io.read_from, io.cast, becomes).log(io.read_from)
+    check_into(strategy.lightning_module.state_dict(), state, io.read_from, io.cast, becomes).log(io.read_from)
     fit_versions(strategy.lightning_module, state)
     return checkpoint
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 
-from .. import _core
 from .._errors import InvalidArgument
-from .._tree.casts import Casts, allows_loss
 from .._tree.paths import is_stateful, versions_along
-from .._tree.tensors import dtype_name, memory_view
 from .._tree.values import dataclass_fields
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes})
@@ -71,31 +67,3 @@ def fit_versions(module: Any, loaded: Any) -> bool:
         return False
     loaded._metadata = found
     return True
-
-
-def check_into(
-    module: Any, loaded: Mapping[str, Any], path: str, cast: str | None, becomes: torch.dtype | None = None
-) -> Casts:
-    """How load_state_dict converts a checkpoint's tensors, and what makes the module's floating ones `becomes` after it.
-    InvalidArgument if that loses something and `cast` does not allow it, or if one tensor would overwrite another."""
-    casts = Casts(allows_loss(cast))
-    memory = _core.TreeTensors(None)
-    for name, own in module.state_dict().items():
-        given = loaded.get(name)
-        if not (isinstance(given, torch.Tensor) and isinstance(own, torch.Tensor)):
-            continue
-        if own.dtype != given.dtype:
-            casts.may(name, dtype_name(name, given), dtype_name(name, own))
-        if becomes not in (None, given.dtype) and own.is_floating_point():
-            casts.may(name, dtype_name(name, given), dtype_name(name, torch.empty(0, dtype=becomes)))
-        if (view := memory_view(name, own, path)) is not None:
-            memory.add(view, None, None)
-    casts.raise_refused(path)
-    tied, overlap = memory.shared_memory(_core.TreeTensors(None))
-    for a, b in [overlap] if overlap else tied:
-        if overlap or not (loaded[a] is loaded[b] or torch.equal(loaded[a], loaded[b])):
-            raise InvalidArgument(
-                f'{path}: "{a}" and "{b}" share memory in the module, but the checkpoint has two tensors, of which one would '
-                "overwrite the other"
-            )
-    return casts
