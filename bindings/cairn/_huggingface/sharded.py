@@ -15,12 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from .. import _tree
@@ -28,6 +23,7 @@ from .._checkpointer import Checkpointer
 from .._dcp import direct
 from .._dcp.frozen import Frozen
 from .._dcp.loading import items_in
+from .._dcp.optimizer_states import get_optimizer_state, set_optimizer_state
 from .._memory import cloned
 from .._save import Save
 from .._tree.writer import Names
@@ -64,7 +60,7 @@ def start(
             weights[name] = _copied(weights[name])
         state = {
             "model": weights,
-            "optimizer": get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer)),
+            "optimizer": get_optimizer_state(model, getattr(optimizer, "optimizer", optimizer)),
             TRAINER: _as_state(shared),
             f"{RANK}{checkpointer.rank}": _as_state(own),
         }
@@ -91,11 +87,11 @@ def load_model(
     inner = getattr(optimizer, "optimizer", optimizer)
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if inner is not None:
-        state["optimizer"] = get_optimizer_state_dict(model, inner)
+        state["optimizer"] = get_optimizer_state(model, inner)
     direct.load_into(checkpointer, state, step, folder=folder, cast=cast, parts=True)
     set_model_state_dict(model, state["model"])
     if inner is not None:
-        set_optimizer_state_dict(model, inner, state["optimizer"])
+        set_optimizer_state(model, inner, state["optimizer"])
 
 
 def load_plain(

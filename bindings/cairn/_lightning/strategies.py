@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import state_dict as torch_state
 
+from .._dcp.optimizer_states import get_optimizer_state, set_optimizer_state
 from .._errors import FailedPrecondition, InvalidArgument, Unsupported
 from .checkpoint_io import OPTIMIZER, REST, CheckpointIO
 from .loads import check_classes, tell_schedulers
@@ -54,12 +55,12 @@ class Sharded:
             check_classes(path, optimizers, reader.rest, self.lightning_module)
             state: dict[str, Any] = {"state_dict": torch_state.get_model_state_dict(module), REST: None}
             for index, optimizer in enumerate(optimizers):
-                state[f"{OPTIMIZER}{index}"] = torch_state.get_optimizer_state_dict(module, optimizer)
+                state[f"{OPTIMIZER}{index}"] = get_optimizer_state(module, optimizer)
             reader.load_into(state, strict)
         options = torch_state.StateDictOptions(strict=strict)
         torch_state.set_model_state_dict(module, state["state_dict"], options=options)
         for index, optimizer in enumerate(optimizers):
-            torch_state.set_optimizer_state_dict(module, optimizer, state[f"{OPTIMIZER}{index}"])
+            set_optimizer_state(module, optimizer, state[f"{OPTIMIZER}{index}"])
         rest: dict[str, Any] = state[REST]
         if optimizers:
             tell_schedulers(path, rest, self.lightning_module.trainer)
@@ -71,7 +72,7 @@ class Sharded:
 
     def optimizer_state(self: Any, optimizer: Any) -> dict[str, Any]:
         """This rank's part, without a copy."""
-        return torch_state.get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer))
+        return get_optimizer_state(self.model, getattr(optimizer, "_optimizer", optimizer))
 
     def teardown(self: Any) -> None:
         """Waits for saves in flight."""

@@ -120,6 +120,52 @@ def test_what_is_frozen_is_written_once(tmp_path: Path, frozen: Any) -> None:
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items()), step
 
 
+def test_state_that_an_optimizer_makes_at_its_construction_is_kept_of_what_is_frozen(tmp_path: Path) -> None:
+    """torch's set_optimizer_state_dict leaves out state of parameters that are frozen at the load."""
+
+    class Frozen(Sharded):
+        def configure_optimizers(self) -> Any:
+            self.made = torch.optim.Adagrad(self.parameters(), lr=0.1)
+            return self.made
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.net[2].requires_grad_(False)  # After the first step.
+
+        def on_train_start(self) -> None:
+            self.net[2].requires_grad_(self.global_step == 0)
+            self.loaded = sums(self)
+
+    def sums(model: Any) -> dict[str, list[float]]:
+        of = {name: model.made.state[one]["sum"] for name, one in model.named_parameters() if one in model.made.state}
+        return {name: one.full_tensor().flatten().tolist() for name, one in of.items()}
+
+    class Refrozen(Frozen):
+        def configure_model(self) -> None:
+            super().configure_model()
+            self.net[2].requires_grad_(False)
+
+    model = Frozen()
+    trainer(tmp_path, sharded(), every_n_train_steps=6).fit(model)
+    assert set(sums(model)["net.2.weight"]) != {0.0}
+    other = Refrozen()
+    trainer(tmp_path / "two", sharded(), 2).fit(other, ckpt_path=tmp_path / "step=6.ckpt")
+    assert other.loaded == sums(model)
+
+
+def test_what_an_optimizers_state_has_beside_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Counts(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return super().state_dict() | {"counted": 3}
+
+    class Counting(Sharded):
+        def configure_optimizers(self) -> Any:
+            return Counts(self.parameters(), lr=0.1)
+
+    trainer(tmp_path, sharded(), every_n_train_steps=3).fit(Counting())
+    said = "Counts: sharded checkpoints do not keep what its state_dict() has beside groups and the state of parameters: counted"
+    assert caplog.messages.count(said) == 1
+
+
 def test_what_is_refused_says_what_to_use(tmp_path: Path) -> None:
     trainer(tmp_path / "one", "auto", every_n_train_steps=6).fit(Plain())
     with pytest.raises(cairn.InvalidArgument, match="found one of a single device"):
