@@ -36,6 +36,7 @@ from ._protect import COPIED_BUFFER, Hook
 from ._ranks.replicas import Rules
 from ._rng import RngState
 from ._save import Save
+from ._tree.optimizer_loads import warn_of_unsaved
 from ._tree.reader import Nothing
 
 __all__ = ["Accelerator"]
@@ -75,6 +76,9 @@ class Accelerator(accelerate.Accelerator):
         path = self._next_path() if named else _given(output_dir)
         if self._group() is None:
             unless_disk_hangs(self._cairn.check)
+        if not self.sync_gradients:
+            _log.warning("%s: a save in the midst of gradient accumulation does not keep the gradients so far", path)
+        self._warn_of_unsaved()
         self.project_configuration.iteration += 1
 
         def start(checkpointer: Checkpointer, step: int, tree: Any) -> Save:
@@ -121,6 +125,7 @@ class Accelerator(accelerate.Accelerator):
             own = self._tree() | {"dataloaders": [_Loader(loader) for loader in self._dataloaders]}
             into = {key: Nothing.NOTHING if held in (None, []) else held for key, held in own.items()}
             tree = reader.restore(into, folder=path, strict=strict, cast=cast)
+        self._warn_of_unsaved()
         self.step = tree["step"]
         self.project_configuration.iteration = tree["iteration"]
 
@@ -141,6 +146,10 @@ class Accelerator(accelerate.Accelerator):
             super().end_training()
 
     # Internal
+
+    def _warn_of_unsaved(self) -> None:
+        modules = [one for one in (*self._models, *self._custom_objects) if isinstance(one, torch.nn.Module)]
+        warn_of_unsaved(self._optimizers, modules)
 
     def _fence_forward(self) -> None:
         """A save copies a module's small buffers. Forward writes the large ones, too, and no optimizer fences before it."""

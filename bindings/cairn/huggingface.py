@@ -76,7 +76,7 @@ from ._protect import inner_optimizer
 from ._rng import RngState
 from ._tree.casts import allows_loss
 from ._tree.module_loads import check_into
-from ._tree.optimizer_loads import Known, fit_state, load_checked
+from ._tree.optimizer_loads import Known, fit_state, load_checked, warn_of_unsaved
 from ._tree.optimizer_states import names_of
 from ._tree.schedulers import classes_of, refuse_order, warn_of_unlike
 
@@ -233,6 +233,7 @@ class TrainerMixin(_Base):
         ]
         self.state.stateful_callbacks |= TrainerState(stateful_callbacks=exportable).stateful_callbacks
         run.checkpointer.protect(self.optimizer)
+        warn_of_unsaved([self.optimizer], [self.model])
         if sharded.is_sharded(self.model):
             trainer, own = self._plain()
 
@@ -373,9 +374,9 @@ class TrainerMixin(_Base):
         if not run.sharded:
             state = run.take("optimizer")
             load_checked(self.optimizer, state, self._fit(run, state, run.folder))
+            warn_of_unsaved([self.optimizer], [self.model])
         own, saved = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler), run.take("scheduler")
-        if classes := run.restored.get("scheduler_classes"):
-            warn_of_unlike(run.folder, [own], [classes], [saved])
+        warn_of_unlike(run.folder, [own], [run.restored.get("scheduler_classes") or []], [saved])
         self.lr_scheduler.load_state_dict(saved)
 
     def _load_scaler(self, checkpoint: str | None) -> None:

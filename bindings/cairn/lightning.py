@@ -27,7 +27,7 @@ import torch
 
 from ._errors import FailedPrecondition, InvalidArgument, Unsupported, counted
 from ._lightning.checkpoint_io import CheckpointIO
-from ._lightning.loads import CALLBACK, check_what_loads
+from ._lightning.loads import CALLBACK, check_what_loads, known_of, names_beside, scheduled
 from ._lightning.package import name_what_reads
 from ._lightning.package import pl as _pl
 from ._lightning.requeue import Requeue
@@ -35,7 +35,7 @@ from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
 from ._lightning.values import fit_versions
 from ._rng import RngState
 from ._tree.module_loads import check_into
-from ._tree.optimizer_loads import Known
+from ._tree.optimizer_loads import Known, warn_of_unsaved
 from ._tree.schedulers import classes_of
 
 __all__ = [
@@ -169,7 +169,24 @@ class Callback(_Callback):
             torch.distributed.all_gather_object(ranks, state["rng"][0])
             state["rng"] = ranks
         state["optimizers"] = [vars(Known.of(one, pl_module)) for one in trainer.optimizers]
-        state["schedulers"] = [classes_of(one.scheduler) for one in trainer.lr_scheduler_configs]
+        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
+        state["schedulers"] = [classes_of(one) for one in schedulers]
+        state["scheduled"] = scheduled(schedulers, trainer.optimizers)
+        state["beside"] = [name for name in names_beside(trainer) if name in checkpoint]
+        batches = trainer.fit_loop.epoch_loop.batch_progress
+        if not batches.is_last_batch and (accumulated := batches.current.ready % trainer.accumulate_grad_batches):
+            _log.warning(
+                "this save is after %d of %d batches whose gradients are accumulated, and does not keep these: save after a "
+                "step of the optimizer",
+                accumulated,
+                trainer.accumulate_grad_batches,
+            )
+        warn_of_unsaved(trainer.optimizers, [pl_module])
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        for name in known_of(checkpoint).get("beside", ()):
+            if name not in names_beside(trainer):
+                _log.warning("the checkpoint has the state of %s, which is not in this run: it is left out", name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rng = state_dict

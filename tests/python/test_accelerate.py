@@ -320,6 +320,26 @@ def test_a_loader_of_another_order_is_named(tmp_path: Path, caplog: pytest.LogCa
     assert "a data loader without a seedable sampler gets the state of one with: its rows may come in" in caplog.text
 
 
+def test_what_a_checkpoint_cannot_have_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "cairn")
+    run = Run(gradient_accumulation_steps=2)
+    for number in range(2):
+        with run.accelerator.accumulate(run.model):
+            run.accelerator.backward(run.model(X[:8]).square().mean())
+            run.optimizer.step()
+        run.accelerator.save_state(str(tmp_path / str(number)))
+    said = "a save in the midst of gradient accumulation does not keep the gradients so far"
+    assert caplog.messages == [f"{tmp_path / '0'}: {said}"]
+    caplog.clear()
+    run.accelerator.prepare(torch.optim.SGD([*run.model.parameters(), torch.nn.Parameter(torch.ones(5))]))
+    run.accelerator.save_state(str(tmp_path / "two"))
+    run.accelerator.save_state(str(tmp_path / "three"))
+    assert caplog.messages == [
+        "SGD: no module has 1 of its parameters ([5]): their values are in no checkpoint, unless your code saves them"
+    ]
+    run.accelerator.end_training()
+
+
 def test_a_failed_save_is_raised_at_the_end(tmp_path: Path) -> None:
     run = Run()
     run.accelerator.save_state(str(tmp_path / "a"))

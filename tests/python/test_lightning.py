@@ -341,13 +341,16 @@ def test_schedulers_unlike_the_checkpoints_are_named(tmp_path: Path, caplog: pyt
 
     rates = torch.optim.lr_scheduler
     fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Model())
-    for make, said in (
-        ([lambda o: rates.ExponentialLR(o, 0.9)], "the tree has ExponentialLR, the checkpoint has the state of StepLR"),
-        ([], "the module has 0 schedulers, the checkpoint has the state of 1"),
-        ([lambda o: rates.StepLR(o, 1)], ""),
+    fit(ModelCheckpoint(tmp_path, filename="bare"), max_epochs=1, model=Model(), ours=False)
+    for name, make, said in (
+        ("one", [lambda o: rates.ExponentialLR(o, 0.9)], "has ExponentialLR, the checkpoint has the state of StepLR"),
+        ("bare", [lambda o: rates.MultiStepLR(o, [1])], "another scheduler class: the tree's has base_lrs, gamma,"),
+        ("one", [], "the module has 0 schedulers, the checkpoint has the state of 1"),
+        ("one", [lambda o: rates.StepLR(o, 1)], ""),
+        ("bare", [lambda o: rates.StepLR(o, 1)], ""),
     ):
         caplog.clear()
-        fit(max_epochs=2, model=Other(*make), ckpt_path=tmp_path / "one.ckpt", default_root_dir=tmp_path)
+        fit(max_epochs=2, model=Other(*make), ckpt_path=tmp_path / f"{name}.ckpt", default_root_dir=tmp_path)
         warned = [one.getMessage() for one in caplog.records if one.name == "cairn" and one.levelno == logging.WARNING]
         assert len(warned) == bool(said) and said in "".join(warned)
 
@@ -683,6 +686,91 @@ def test_a_module_keeps_its_states_version_however_it_is_wrapped(tmp_path: Path,
     a_trainer(cairn.lightning.Callback()).validate(other, batches(), ckpt_path=path, verbose=False)
     for loaded in (other, cairn.lightning.load_from_checkpoint(Versioned, path, wrapped=not wrapped)):
         same(dict(loaded.state_dict()), dict(saved.state_dict()))
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(one.getMessage() for one in caplog.records if one.name == "cairn")
+
+
+def test_a_save_amid_accumulated_gradients_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Saves(Callback):
+        def __init__(self, batch: int) -> None:
+            self.batch = batch
+
+        def on_train_batch_end(self, trainer: Any, module: Any, out: Any, batch: Any, index: int) -> None:
+            if index == self.batch:
+                trainer.save_checkpoint(tmp_path / f"{index}.ckpt")
+
+    for batch, said in ((0, "is after 1 of 2 batches whose gradients are accumulated"), (1, ""), (4, "")):
+        caplog.clear()
+        fit(Saves(batch), max_epochs=1, accumulate_grad_batches=2, enable_checkpointing=False)  # Of 5 batches.
+        assert (said in warnings_in(caplog)) if said else not warnings_in(caplog), batch
+
+
+def test_state_of_what_is_not_in_the_run_any_more_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Data(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return batches()
+
+        def state_dict(self) -> dict[str, int]:
+            return {"read": 5}
+
+    class Renamed(Data):
+        pass
+
+    def run(data: Any, **given: Any) -> None:
+        trainer = a_trainer(cairn.lightning.Callback(), default_root_dir=tmp_path, enable_checkpointing=False, **given)
+        trainer.fit(Model(), datamodule=data, ckpt_path=tmp_path / "one.ckpt" if "max_epochs" in given else None)
+        if not given:
+            trainer.save_checkpoint(tmp_path / "one.ckpt")
+
+    run(Data())
+    run(Data(), max_epochs=3)
+    assert not warnings_in(caplog)
+    run(Renamed(), max_epochs=3)
+    assert "has the state of test_state_of_what_is_not_in_the_run" in warnings_in(caplog)
+    assert "Data, which is not in this run: it is left out" in warnings_in(caplog)
+
+
+def test_schedulers_that_have_changed_places_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Two(Model):
+        def __init__(self, turned: bool = False) -> None:
+            super().__init__(width=4)
+            self.automatic_optimization = False
+            self.turned = turned
+
+        def configure_optimizers(self) -> Any:
+            made = [torch.optim.AdamW([one]) for one in (self.net[1].weight, self.net[1].bias)]
+            rates = [torch.optim.lr_scheduler.StepLR(one, 1) for one in made]
+            return made, rates[::-1] if self.turned else rates
+
+        def training_step(self, batch: Any, index: int) -> None:
+            self.manual_backward(super().training_step(batch, index))
+            for optimizer in self.optimizers():
+                optimizer.step()
+
+    fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Two())
+    resumed = {"max_epochs": 2, "ckpt_path": tmp_path / "one.ckpt", "default_root_dir": tmp_path}
+    fit(model=Two(), **resumed)
+    assert not warnings_in(caplog)
+    fit(model=Two(True), **resumed)
+    assert "one.ckpt: scheduler 0 is of optimizer 1, in the checkpoint of optimizer 0" in warnings_in(caplog)
+
+
+def test_parameters_of_no_module_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Outside(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [torch.nn.Parameter(torch.ones(3))]  # A list is no module.
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW([*self.parameters(), *self.hidden])
+
+    fit(ModelCheckpoint(tmp_path, filename="one"), max_epochs=1, model=Outside())
+    said = "AdamW: no module has 1 of its parameters ([3]): their values are in no checkpoint"
+    assert warnings_in(caplog).count(said) == 1
+    fit(max_epochs=2, ckpt_path=tmp_path / "one.ckpt", default_root_dir=tmp_path, model=Outside())
+    assert warnings_in(caplog).count(said) == 2
 
 
 def test_two_tensors_do_not_go_into_tied_weights(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from .._errors import InvalidArgument, counted
 from .._protect import inner_optimizer
 from .._tree.module_loads import check_into
-from .._tree.optimizer_loads import Known, fit_state
+from .._tree.optimizer_loads import Known, fit_state, warn_of_unsaved
 from .._tree.optimizer_states import names_of
 from .._tree.schedulers import is_of, refuse_order, warn_of_unlike
 from .checkpoint_io import CheckpointIO
 from .package import pl
 from .values import fit_versions
 
+_log = logging.getLogger("cairn")
 CALLBACK = "cairn.lightning.Callback"  # Its state's key. The state says what is known of the optimizers.
 
 
@@ -41,7 +43,22 @@ def tell_schedulers(path: str, checkpoint: Mapping[str, Any], trainer: Any) -> N
     """Warns of schedulers that Lightning will give the state of others, or none."""
     own = [one.scheduler for one in trainer.lr_scheduler_configs]
     states = checkpoint.get("lr_schedulers", ())
-    warn_of_unlike(path, own, known_of(checkpoint).get("schedulers") or [[] for _ in states], states)
+    known = known_of(checkpoint)
+    warn_of_unlike(path, own, known.get("schedulers") or [[] for _ in states], states)
+    for i, (now, then) in enumerate(zip(scheduled(own, trainer.optimizers), known.get("scheduled", ()), strict=False)):
+        if now != then:
+            _log.warning("%s: scheduler %d is of optimizer %s, in the checkpoint of optimizer %s", path, i, now, then)
+
+
+def scheduled(schedulers: list[Any], optimizers: list[Any]) -> list[int | None]:
+    """The number of each scheduler's optimizer."""
+    numbers = {id(inner_optimizer(one)): i for i, one in enumerate(optimizers)}
+    return [numbers.get(id(inner_optimizer(getattr(one, "optimizer", None)))) for one in schedulers]
+
+
+def names_beside(trainer: Any) -> list[str]:
+    """Under which a checkpoint has the state of what belongs to the run, if that has any."""
+    return [type(one).__qualname__ for one in (trainer.datamodule, trainer.precision_plugin) if one is not None]
 
 
 def check_classes(path: str, optimizers: list[Any], checkpoint: Mapping[str, Any], module: Any) -> None:
@@ -124,6 +141,7 @@ def _check_optimizers(strategy: Any, io: CheckpointIO, checkpoint: Any, during: 
         for fit in fits:
             if fit is not None and is_of(scheduler, fit):
                 refuse_order(io.read_from, f"lr_schedulers/{i}", state, fit.regrouped)
+    warn_of_unsaved(optimizers, [strategy.lightning_module])
     loaded = []
     for fit, state in zip(fits, states, strict=True):
         if fit is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,6 +17,9 @@ from .optimizers import Fit, optimizer_of
 from .optimizers import fit as compare
 from .paths import listed, uncompiled
 from .tensors import dtype_name
+
+_log = logging.getLogger("cairn")
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # The optimizers that warn_of_unsaved has looked at.
 
 
 @dataclass
@@ -46,6 +51,24 @@ class Known:
         names = iter(self.flat())
         groups = [[*islice(names, len(group))] for group in self.names or ()]
         return groups if any(groups) else []
+
+
+def warn_of_unsaved(optimizers: Iterable[Any], modules: Iterable[Any]) -> None:
+    """Logs, once for each optimizer, that none of the modules whose state is saved has some of its parameters."""
+    known: set[int] | None = None
+    for optimizer in map(inner_optimizer, optimizers):
+        if optimizer in _told:
+            continue
+        _told.add(optimizer)
+        known = {id(one) for module in modules for one in module.parameters()} if known is None else known
+        lost = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in known]
+        if lost:
+            _log.warning(
+                "%s: no module has %s of its parameters (%s): their values are in no checkpoint, unless your code saves them",
+                type(optimizer).__name__,
+                len(lost),
+                listed([str([*one.shape]) for one in lost], 5),
+            )
 
 
 def fit_state(

@@ -137,16 +137,17 @@ def refuse_order(where: str, name: str, saved: Any, regrouped: Regrouped | None)
 
 
 def warn_of_unlike(where: str, own: Sequence[Any], saved: Sequence[list[str]], states: Sequence[Any]) -> None:
-    """For a framework that gives each scheduler the state of its place, whatever that is. `saved` are their classes, and
-    `states` what it gives."""
+    """For a framework that gives each scheduler the state of its place, whatever that is. `saved` are their classes, empty
+    where nobody has kept them, and `states` what it gives."""
     if len(own) != len(saved):
         of = counted(len(own), "scheduler")
         _log.warning("%s: the module has %s, the checkpoint has the state of %d", where, of, len(saved))
-    for scheduler, classes in zip(own, saved, strict=False):
+    for scheduler, classes, state in zip(own, saved, states, strict=False):
         if classes and (how := unlike_class(scheduler, classes)):
             _log.warning("%s: another scheduler class: %s", where, how)
-    for scheduler, state in zip(own, states, strict=False):
-        if _flat(scheduler) and (how := unlike_functions(scheduler.state_dict(), state)):
+        elif _flat(scheduler) and not classes and (how := unlike_options(scheduler.state_dict(), state)):
+            _log.warning("%s: %s", where, how)
+        elif _flat(scheduler) and (how := unlike_functions(scheduler.state_dict(), state)):
             _log.warning("%s: a scheduler has %s", where, how)
 
 
