@@ -51,6 +51,7 @@ from ._checkpointer import Checkpointer
 from ._dcp.containers import metadata_of
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from ._huggingface import sharded
+from ._huggingface.arguments import arguments_of, tell_of_callbacks, tell_of_others
 from ._huggingface.contents import (
     FORMAT,
     RANK,
@@ -284,6 +285,7 @@ class TrainerMixin(_Base):
             "scheduler": self.lr_scheduler.state_dict(),
             "scheduler_classes": classes_of(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)),
             "scaler": scaler.state_dict() if (scaler := getattr(self.accelerator, "scaler", None)) else None,
+            "arguments": arguments_of(self),
             "config": config_text(getattr(model, "config", None)),
             "generation_config": config_text(getattr(model, "generation_config", None)),
         }
@@ -363,6 +365,9 @@ class TrainerMixin(_Base):
         """Keeps the pin, and writes trainer_state.json where Trainer looks for it."""
         run.pinned = trainer["pinned"]
         state = json.loads(trainer["state"])
+        where = run.source or step_folder(self.cairn_root, state["global_step"])
+        tell_of_others(self, trainer.get("arguments", {}), where)
+        tell_of_callbacks(self, state["stateful_callbacks"], where)
         if state["best_model_checkpoint"] is not None and state["best_global_step"] in run.steps:
             state["best_model_checkpoint"] = step_folder(self.cairn_root, state["best_global_step"])
         Path(run.folder, TRAINER_STATE_NAME).write_text(json.dumps(state), encoding="utf-8")

@@ -163,6 +163,24 @@ def test_buffers_are_not_converted_without_a_word(
     assert "converted 2 tensors to another dtype, none with a loss: beside.one (F32 in the checkpoint" in caplog.text
 
 
+def test_other_rows_and_rates_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a_trainer(tmp_path, max_steps=2).train()
+    for settings, said in (
+        ({}, ""),
+        ({"seed": 7}, "other rows follow than in the run that saved: seed 7 (saved with 42)"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps 2 (saved with 1)"),
+        ({"gradient_accumulation_steps": 2, "ignore_data_skip": True}, ""),
+        (
+            {"lr_scheduler_type": "cosine"},
+            'other learning rates follow than in the run that saved: lr_scheduler_type "cos',
+        ),
+    ):
+        caplog.clear()
+        a_trainer(tmp_path, max_steps=2, **settings).train(resume_from_checkpoint=True)
+        warned = "\n".join(one.getMessage() for one in caplog.records if one.name == "cairn")
+        assert said in warned and bool(said) == bool(warned), settings
+
+
 def test_training_goes_on_from_a_stock_checkpoint(tmp_path: Path) -> None:
     stock = a_trainer(tmp_path, transformers.Trainer, save_steps=3)
     stock.train()
@@ -376,10 +394,10 @@ def test_a_checkpoint_whose_tensors_have_older_names_is_read() -> None:
     assert unpack(packed) == {"a": {"b.c": 1, 0: [2]}}
 
 
-def test_states_of_callbacks_come_back(tmp_path: Path) -> None:
+def test_states_of_callbacks_come_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {
         "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "loss",
-        "restore_callback_states_from_checkpoint": True,
+        "restore_callback_states_from_checkpoint": True, "greater_is_better": True,
     }  # fmt: skip
     stopping = transformers.EarlyStoppingCallback(early_stopping_patience=50)
     first = a_trainer(tmp_path, max_steps=4, callbacks=[stopping], **settings)
@@ -401,6 +419,11 @@ def test_states_of_callbacks_come_back(tmp_path: Path) -> None:
     second.train(resume_from_checkpoint=True)
 
     assert seen == [counted]
+    del settings["restore_callback_states_from_checkpoint"]
+    third = a_trainer(tmp_path, max_steps=6, callbacks=[transformers.EarlyStoppingCallback()], **settings)
+    caplog.clear()
+    third.train(resume_from_checkpoint=4)
+    assert "Trainer leaves out the state of EarlyStoppingCallback: set restore_callback_states_from" in caplog.text
 
 
 # Retention and the best model
