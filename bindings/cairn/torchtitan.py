@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,7 @@ class CheckpointManager(_DcpManager):
         if to_hf:
             super().dcp_save(state_dict, super()._create_checkpoint_id(step), async_mode, to_hf=True)
             return None
-        save = start_save(self._checkpointer, step, state_dict)
+        save = start_save(self._checkpointer, step, self._with_versions(state_dict))
         self.save_future = self._waiting.submit(save.wait)
         if async_mode == AsyncMode.DISABLED:
             self._wait_for_saving()
@@ -109,9 +110,18 @@ class CheckpointManager(_DcpManager):
             return
         root, step = os.path.dirname(os.path.abspath(checkpoint_id)), _step_of(checkpoint_id)
         here = os.path.exists(self.folder) and os.path.samefile(root, self.folder)
-        load_into(self._checkpointer if here else root, state_dict, step, cast=self._cast)
+        states = self._with_versions(state_dict)
+        load_into(self._checkpointer if here else root, states, step, cast=self._cast)
         # The model's tensors lie at the top of the state dict, where DCP cannot know that they are the model's.
-        self.states[MODEL].load_state_dict(state_dict)
+        self.states[MODEL].load_state_dict(states)
+
+    def _with_versions(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The same with the versions of the modules' state, which torchtitan drops: without them load_state_dict takes it
+        for state of the first version, and migrates it."""
+        modules = [pair for model in self.states[MODEL].model for pair in model.named_modules(remove_duplicate=False)]
+        found: dict[str, Any] = OrderedDict(state_dict)
+        vars(found)["_metadata"] = OrderedDict((name, {"version": module._version}) for name, module in modules)
+        return found
 
     def _load(self, step: int = -1) -> bool:
         # Before it looks which checkpoints there are.

@@ -33,9 +33,11 @@ class Progress:
 class Run:
     """What torchtitan's Trainer holds, for a model small enough for a test."""
 
-    def __init__(self, folder: Path, config: BaseCheckpointManager.Config, seed: int = 1) -> None:
+    def __init__(
+        self, folder: Path, config: BaseCheckpointManager.Config, seed: int = 1, layer: Any = torch.nn.Linear
+    ) -> None:
         torch.manual_seed(seed)
-        self.model = torch.nn.Linear(8, 8)
+        self.model = layer(8, 8)
         self.progress = Progress()
         self.optimizers = default_adamw(lr=0.1).build(model_parts=[self.model])
         self.schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(
@@ -83,15 +85,40 @@ def alone() -> Iterator[None]:
 def start(tmp_path: Path) -> Iterator[Open]:
     runs: list[Run] = []
 
-    def make(seed: int = 1, kind: Any = CheckpointManager, **options: Any) -> Run:
+    def make(seed: int = 1, kind: Any = CheckpointManager, layer: Any = torch.nn.Linear, **options: Any) -> Run:
         small = {"host_memory": "64MiB"} if kind is CheckpointManager else {}
         config = kind.Config(**{"enable": True, "interval": 2, "last_save_model_only": False, **small, **options})
-        runs.append(Run(tmp_path, config, seed))
+        runs.append(Run(tmp_path, config, seed, layer))
         return runs[-1]
 
     yield make
     for run in runs:
         run.manager.close()
+
+
+class Tenfold(torch.nn.Linear):
+    """Its weight was a tenth of what it is, until version 2."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *more: Any) -> None:
+        if (metadata.get("version") or 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 10
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+class Former(Tenfold):
+    _version = 1
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(Tenfold, 1), (Former, 10)])
+def test_modules_keep_the_version_of_their_state(start: Open, kind: Any, factor: int) -> None:
+    run = start(layer=kind)
+    run.train(2)
+    run.manager.close()
+    other = start(seed=2, layer=Tenfold)
+    assert other.manager.load()
+    assert torch.equal(other.model.weight, run.model.weight * factor)
 
 
 def expect_same(run: Run, weights: dict[str, torch.Tensor]) -> None:
