@@ -19,7 +19,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._dcp.containers import ModuleMetadata, give_metadata
-from .._errors import Corrupt, InvalidArgument, Unsupported
+from .._errors import Corrupt, InvalidArgument
 from .._memory import cloned
 from .._ranks.digests import digest
 from .._tree.paths import listed, part_of
@@ -93,16 +93,14 @@ def load_weights(
     if not only_trainable:
         model.load_state_dict(versioned(model, weights, modules))
         return
-    names = {id(one): name for name, one in model.state_dict(keep_vars=True).items() if isinstance(one, torch.Tensor)}
-    state = {}
-    for name, one in live_weights(model, True).items():
-        own = names.get(id(one), name)  # PEFT's files have others.
-        state[own] = weights[name]
-    unknown = model.load_state_dict(versioned(model, state, modules), strict=False).unexpected_keys
-    if unknown:
-        raise Unsupported(
-            f"{type(model).__name__}: its state dict cannot be loaded without what is frozen: {listed(unknown)}"
-        )
+    held = model.state_dict(keep_vars=True)
+    names = {id(one): name for name, one in held.items() if isinstance(one, torch.Tensor)}
+    own = {
+        name: names.get(id(one), name) for name, one in live_weights(model, True).items()
+    }  # PEFT's files have others.
+    # What PEFT makes of parameters is beside these.
+    state = {name: weights[given] for given, name in own.items() if name in held}
+    model.load_state_dict(versioned(model, state, modules), strict=False)
 
 
 class FrozenDigests:

@@ -56,6 +56,26 @@ def test_a_resumed_adapter_is_the_uninterrupted_one(tmp_path: Path, base: Path, 
     assert all("lora_" in name or ".ln_f." in name for name in names(folders(tmp_path / "run")[-1]))
 
 
+def test_what_peft_makes_of_an_adapters_parameters_is_left_to_it(tmp_path: Path, base: Path) -> None:
+    """Of prompts its files have what an encoder gives, beside which a checkpoint has the encoder itself."""
+
+    def a_prompt(seed: int) -> Any:
+        transformers.set_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_pretrained(base)
+        return peft.get_peft_model(model, peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+
+    data = [{"input_ids": torch.arange(i, i + 4), "labels": torch.arange(i, i + 4)} for i in range(16)]
+
+    def trained(seed: int, resume: Any = None) -> Any:
+        trainer = a_trainer(tmp_path / "run", model=a_prompt(seed), max_steps=2, per_device_train_batch_size=1)
+        trainer.train_dataset = data
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model
+
+    saved = trained(1)
+    assert_same_weights(trained(2, resume=True), saved)
+
+
 def test_its_folder_is_an_adapter_folder(tmp_path: Path, base: Path) -> None:
     trainer = a_trainer(tmp_path / "run", model=an_adapter(base), save_total_limit=1, save_steps=1)
     trainer.train()
