@@ -15,7 +15,9 @@
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "base/uuid.h"
+#include "restore/open.h"
 #include "store/memory_folder.h"
+#include "store/names.h"
 #include "store/remove.h"
 #include "store/writer.h"
 
@@ -63,11 +65,16 @@ Status Overtaken(const SaveTask& task, const SaveTask& by) {
                task.plan().step, by.plan().step);
 }
 
+const CheckpointInfo& InfoOf(const CheckpointInfo& one) { return one; }
+const CheckpointInfo& InfoOf(const StoredCheckpoint& one) { return one.info; }
+
 /// The newest that verifies.
-const CheckpointInfo* NewestOf(const std::vector<CheckpointInfo>& list) {
-  const CheckpointInfo* newest = nullptr;
-  for (const CheckpointInfo& one : list) {
-    if (one.status.ok() && (newest == nullptr || PlaceInTime(*newest) < PlaceInTime(one))) newest = &one;
+template <typename T>
+const T* NewestOf(const std::vector<T>& list) {
+  const T* newest = nullptr;
+  for (const T& one : list) {
+    if (!InfoOf(one).status.ok()) continue;
+    if (newest == nullptr || PlaceInTime(InfoOf(*newest)) < PlaceInTime(InfoOf(one))) newest = &one;
   }
   return newest;
 }
@@ -90,13 +97,15 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
     return std::unique_ptr<MemoryRoot>();
   }
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, OpenIn(path, parts));
-  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> found, ListInfos(root->at()));
-  std::erase_if(found, [&](const CheckpointInfo& one) {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> found, ListCheckpoints(root->at()));
+  std::erase_if(found, [&](const StoredCheckpoint& stored) {
+    const CheckpointInfo& one = stored.info;
     if (!one.status.ok() || one.root == id) return false;
     warn(fmt::format("{} is of another root, {}, and is ignored", one.path, one.root), one.path);
     return true;
   });
-  const CheckpointInfo* newest = NewestOf(found);
+  const StoredCheckpoint* const newest_found = NewestOf(found);
+  const CheckpointInfo* newest = newest_found == nullptr ? nullptr : &newest_found->info;
   if (newest != nullptr && newest->line >= parts.root->line()) {
     // Whether what is there is newer or older than the root's, no number tells any more, now or later.
     const std::string aside = fmt::format("{}-aside-{}", path, MakeUuid());
@@ -117,7 +126,14 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
                      newest->line, on_disk.front().step, on_disk.front().line),
          newest->path);
   }
-  std::unique_ptr<MemoryRoot> made(new MemoryRoot(std::move(parts), std::move(root), std::move(found)));
+  std::optional<StoredCheckpoint> left;
+  if (newest != nullptr && (on_disk.empty() || PlaceInTime(on_disk.front()) < PlaceInTime(*newest))) {
+    left = *newest_found;
+  }
+  std::vector<CheckpointInfo> infos;
+  for (StoredCheckpoint& one : found) infos.push_back(std::move(one.info));
+  std::unique_ptr<MemoryRoot> made(
+      new MemoryRoot(std::move(parts), std::move(root), std::move(infos), std::move(left)));
   const Parts& disk = made->disk_;
   EngineParts engine;
   engine.options = OptionsInMemory(disk.options, path);
@@ -144,15 +160,62 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
   return made;
 }
 
-MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found)
+MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found,
+                       std::optional<StoredCheckpoint> left)
     : disk_(std::move(parts)),
       root_(std::move(root)),
-      ledger_(std::move(found), /*keep_last=*/1, /*keep_every=*/0, disk_.root->line()) {
+      ledger_(std::move(found), /*keep_last=*/1, /*keep_every=*/0, disk_.root->line()),
+      left_(std::move(left)) {
   ledger_.RetireDamaged();
   disk_.ledger->ShareOrder();
 }
 
 MemoryRoot::~MemoryRoot() = default;
+
+Result<std::unique_ptr<Snapshot>> MemoryRoot::ReadBack(const StoredCheckpoint& stored) {
+  if (stored.manifest.shards.size() != 1) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected the shard of one process, found {} shards",
+                 stored.info.path, stored.manifest.shards.size());
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, disk_.queue());
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, stored));
+  ShardFile& file = opened.files.front();
+  const PathAt path = JoinPath(JoinPath(root_->at(), StepName(stored.info.step)), ShardName(0));
+  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<MappedFile> mapped,
+                         engine_->mapped_files().Map(path, file.fd, file.length));
+  std::byte* const data = mapped->data() + file.header.data_begin;
+  return Snapshot::OfStored(std::move(file.header), {mapped, data}, disk_.pool->chunk_bytes());
+}
+
+void MemoryRoot::DrainFound() {
+  if (!left_) return;
+  const StoredCheckpoint stored = *std::exchange(left_, std::nullopt);
+  const CheckpointInfo& info = stored.info;
+  Result<std::unique_ptr<Snapshot>> snapshot = ReadBack(stored);
+  if (!snapshot.ok()) {
+    // Whoever reads it hears the same.
+    return Notify({.severity = Severity::kWarning,
+                   .step = info.step,
+                   .status = snapshot.status(),
+                   .message = fmt::format("step {} is in memory alone, in {}, and the disk does not get it: {}",
+                                          info.step, info.path, snapshot.status().message()),
+                   .phase = "open",
+                   .path = info.path});
+  }
+  SavePlan plan{
+      .step = info.step, .attempt = info.attempt, .line = info.line, .parent = stored.manifest.parent, .found = true};
+  disk_.ledger->Resume(plan);
+  const auto task = std::make_shared<SaveTask>(std::move(plan), *std::move(snapshot), std::vector<DeviceEvents>(),
+                                               SaveTask::Clock::now(), disk_.engine->inbox());
+  task->MarkInMemory();
+  Notify(
+      {.step = info.step,
+       .message = fmt::format("step {}, which an earlier run has kept in {}, goes to the disk", info.step, info.path),
+       .phase = "open",
+       .path = info.path});
+  MutexLock lock(mutex_);
+  OnKept(task);
+}
 
 bool MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) {
   if (off_) return false;
@@ -173,9 +236,9 @@ bool MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline de
   return allocated.ok();
 }
 
-void MemoryRoot::GiveUpDrain(std::uint64_t step, Deadline deadline) {
+void MemoryRoot::GiveUpDrain(std::uint64_t step, std::string_view reason, Deadline deadline) {
   const Status why =
-      Error(StatusCode::kCancelled, "step {}: kept in memory, and saved anew before the disk had it", step);
+      Error(StatusCode::kCancelled, "step {}: kept in memory, and {} before the disk had it", step, reason);
   std::shared_ptr<SaveTask> drain;
   {
     MutexLock lock(mutex_);
@@ -223,7 +286,10 @@ void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& out
   MutexLock lock(mutex_);
   --expected_;
   changed_.NotifyAll();
-  if (!outcome.ok()) return;
+  if (outcome.ok()) OnKept(task);
+}
+
+void MemoryRoot::OnKept(const std::shared_ptr<SaveTask>& task) {
   const std::uint64_t step = task->plan().step;
   ledger_.SetPinned(step, true);
   if (stopping_) {

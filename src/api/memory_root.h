@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/mutex.h"
@@ -46,6 +48,9 @@ class MemoryRoot {
   /// Null if what lies there is another root's, which an event says. What is of lines that the disk's root has not
   /// begun is moved aside. Errors as for MakeMemoryFolder and Root::Open.
   [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Open(Parts parts);
+  /// Once both engines may call this: what an earlier run has left here, and the disk does not have, is drained, as if
+  /// it had been kept now. An event says why not, if its files are damaged.
+  void DrainFound() CAIRN_EXCLUDES(mutex_);
   /// StopDraining comes before, and both engines have stopped.
   ~MemoryRoot();
   MemoryRoot(const MemoryRoot&) = delete;
@@ -61,9 +66,9 @@ class MemoryRoot {
   /// Before a save of so many bytes with a header of about that length: whether there is room for it. Allocates the
   /// slots, or larger ones. One call at a time.
   [[nodiscard]] bool MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// Before its step is saved anew: the disk need not get what is kept of it, if that is the newest. Waits until it is
-  /// not in flight.
-  void GiveUpDrain(std::uint64_t step, Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Before its step is saved anew, or in another line, or removed: the `reason`. The disk need not get what is kept of
+  /// it, if that is the newest. Waits until it is not in flight.
+  void GiveUpDrain(std::uint64_t step, std::string_view reason, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Takes a save that the disk's ledger has admitted.
   [[nodiscard]] Status Accept(SavePlan& plan, Deadline deadline);
   /// Unless it is submitted.
@@ -91,7 +96,12 @@ class MemoryRoot {
   void Close(bool removes);
 
  private:
-  MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found);
+  MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found,
+             std::optional<StoredCheckpoint> left);
+  /// Maps its shard.
+  [[nodiscard]] Result<std::unique_ptr<Snapshot>> ReadBack(const StoredCheckpoint& stored);
+  /// It is kept: the disk gets it, unless a newer one is.
+  void OnKept(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
   void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) CAIRN_EXCLUDES(mutex_);
   void Drain(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
   /// Ends a kept save that the disk does not get.
@@ -104,6 +114,8 @@ class MemoryRoot {
   const Parts disk_;
   const std::unique_ptr<Root> root_;
   Ledger ledger_;
+  // See DrainFound.
+  std::optional<StoredCheckpoint> left_;
   std::atomic<bool> off_ = false;
   // Of a slot; of one caller of MakeRoom after the other.
   std::uint64_t slot_bytes_ = 0;

@@ -16,6 +16,7 @@
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
+#include "store/memory_folder.h"
 #include "store/space.h"
 #include "store/writer.h"
 
@@ -124,6 +125,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.root = root->at();
   if (ledger != nullptr) {
     parts.root_id = root->id();
+    parts.memory = FindMemoryPlace(options.memory_root, root->id());
     parts.write_line = [this](std::uint64_t line) { return root->WriteLine(line); };
   }
   parts.check_writer = check_writer;
@@ -251,6 +253,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
             std::move(metrics_path), [impl = impl.get()] { return impl->MetricsText(); }, impl->options.on_event));
   }
   CAIRN_RETURN_IF_ERROR(impl->StartMirrors(command, wiring));
+  if (impl->memory != nullptr) impl->memory->DrainFound();  // Last: from now on both engines use it.
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
 }
 

@@ -53,6 +53,9 @@ Status Checkpointer::Unpin(std::uint64_t step) { return impl_->SetPinned(step, P
 Status Checkpointer::Remove(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(fmt::format("step {}", step)));
   return impl_->blocking->Run([impl = impl_.get(), step](IoQueue& queue) -> Status {
+    if (impl->memory != nullptr) {
+      impl->memory->GiveUpDrain(step, "removed", Deadline::In(impl->options.full_timeout));
+    }
     CAIRN_RETURN_IF_ERROR(impl->ledger->BeginRemoval(step));
     Removal removal = RemoveCheckpointBlocking(queue, impl->root->at(), step,
                                                {.check_writer = impl->check_writer, .pinned = Pinned::kGoes});

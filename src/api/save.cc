@@ -71,8 +71,8 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   const auto waiting = SaveTask::Clock::now();
   const Result<bool> kept = IsKept(step, *share->table, values, save_options);
   if (!kept.ok()) return refuse(kept.status());
-  if (memory != nullptr && save_options.if_exists == IfExists::kReplace) {
-    memory->GiveUpDrain(step, Deadline::In(options.full_timeout));
+  if (memory != nullptr && (save_options.if_exists == IfExists::kReplace || ledger->IsAbandoned(step))) {
+    memory->GiveUpDrain(step, "saved anew", Deadline::In(options.full_timeout));
   }
   Engine& saver = *kept ? memory->engine() : *engine;
   Result<SavePlan> plan = Admit(step, save_options.if_exists, saver);

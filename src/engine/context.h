@@ -20,6 +20,7 @@
 #include "engine/line_record.h"
 #include "engine/staging.h"
 #include "io/watched_queue.h"
+#include "store/list.h"
 #include "store/spare.h"
 #include "store/suspect.h"
 #include "store/writer.h"
@@ -38,6 +39,8 @@ struct EngineParts {
   /// The root's id, and Root::WriteLine. Empty except on the coordinator.
   std::string root_id;
   std::function<IoTask<Status>(std::uint64_t line)> write_line;
+  /// Where the root's checkpoints may be as well.
+  MemoryPlace memory;
   /// The root is in memory (Options::memory_root). Shards are mapped, and copies land in the file; what is committed is
   /// kept. Lines are recorded on the disk, by `begin_line`, instead of `write_line`: Engine::BeginLine of its engine.
   bool in_memory = false;

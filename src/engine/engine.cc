@@ -256,10 +256,13 @@ void Engine::RemoveEndedJobs() {
         std::erase(tasks_, task);
         ++(status.ok() ? durable_ : failed_);
         if (status.ok()) durable_since_ = SaveTask::Clock::now();
-        CountInARow(status);
+        // Whoever reads it hears that, and may go on from an older one.
+        const bool was_damaged = task->plan().found && status.code() == StatusCode::kCorrupt;
+        if (!was_damaged) CountInARow(status);
         bytes_written_ += stats.bytes_written;
         recycled_ += stats.recycled ? 1 : 0;
-        if (!status.ok() && status.code() != StatusCode::kCancelled) failures_.Add(task, status);
+        const bool is_failure = !status.ok() && status.code() != StatusCode::kCancelled && !was_damaged;
+        if (is_failure) failures_.Add(task, status);
         // Set before the slot is free: whoever waits for idle also waits for what this save retires or leaves.
         removing_ = removing_ || status.ok();
         behind_ += is_behind ? 1 : 0;

@@ -53,6 +53,8 @@ class Engine {
   void Retire();
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }
   [[nodiscard]] const std::shared_ptr<CopyPauses>& pauses() const { return context_.pauses; }
+  /// Of a root in memory.
+  [[nodiscard]] MappedFiles& mapped_files() { return context_.mapped; }
 
   /// Why saves are refused: the disk hangs. Else Ok.
   [[nodiscard]] Status DiskHangs() const CAIRN_EXCLUDES(mutex_);

@@ -40,22 +40,26 @@ std::optional<std::uint64_t> Ledger::NewestOfLine() const {
   for (const auto& [step, one] : committed_) {
     if (continued_.contains(one.line)) count(step);
   }
-  for (const auto& [step, line] : in_flight_) {
-    if (continued_.contains(line)) count(step);
+  for (const auto& [step, save] : in_flight_) {
+    if (continued_.contains(save.line)) count(step);
   }
   return newest;
 }
 
 bool Ledger::IsNewest(std::uint64_t step, std::uint64_t line, const std::string& attempt) const {
   const auto found = committed_.find(step);
-  if (found == committed_.end() || found->second.line != line || found->second.attempt != attempt) return false;
+  const auto resumed = in_flight_.find(step);
+  const bool is_committed = found != committed_.end() && found->second.line == line && found->second.attempt == attempt;
+  const bool is_resumed =
+      resumed != in_flight_.end() && resumed->second.line == line && resumed->second.attempt == attempt;
+  if (!is_committed && !is_resumed) return false;
   const auto newer = [&](std::uint64_t a_step, std::uint64_t a_line) {
     return std::pair(a_line, a_step) > std::pair(line, step);
   };
   return std::none_of(committed_.begin(), committed_.end(),
                       [&](const auto& one) { return newer(one.first, one.second.line); }) &&
          std::none_of(in_flight_.begin(), in_flight_.end(),
-                      [&](const auto& one) { return newer(one.first, one.second); });
+                      [&](const auto& one) { return newer(one.first, one.second.line); });
 }
 
 Status Ledger::AwaitRemoval(std::uint64_t step, Deadline deadline) {
@@ -74,8 +78,23 @@ void Ledger::ShareOrder() {
 Status Ledger::Accept(const SavePlan& plan, Deadline deadline) {
   MutexLock lock(mutex_);
   CAIRN_RETURN_IF_ERROR(AwaitRemoval(plan.step, deadline));
-  in_flight_.emplace(plan.step, plan.line);
+  in_flight_.emplace(plan.step, InFlight{.line = plan.line});
   return Status::Ok();
+}
+
+void Ledger::Resume(SavePlan& plan) {
+  MutexLock lock(mutex_);
+  plan.admitted = true;
+  plan.replace = committed_.contains(plan.step);
+  in_flight_.insert_or_assign(plan.step, InFlight{.line = plan.line, .attempt = plan.attempt});
+  continued_ = {plan.line, line_};
+  floor_ = plan.step;  // Also if the disk does not get it.
+}
+
+bool Ledger::IsAbandoned(std::uint64_t step) const {
+  MutexLock lock(mutex_);
+  const auto found = in_flight_.find(step);
+  return found != in_flight_.end() && !continued_.contains(found->second.line);
 }
 
 Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline deadline) {
@@ -100,7 +119,7 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
   }
   if (shares_order_ && highest_ && step <= *highest_) BeginLine();
   highest_ = step;
-  in_flight_.emplace(step, line_);
+  in_flight_.emplace(step, InFlight{.line = line_});
   used_ = true;
   return SavePlan{
       .step = step, .line = line_, .parent = parent_, .admitted = true, .replace = exists || unknown_.contains(step)};

@@ -34,6 +34,11 @@ class Ledger {
   void ShareOrder() CAIRN_EXCLUDES(mutex_);
   /// Accepts what the ledger of the disk has admitted, for a root in memory. Waits as Admit does.
   Status Accept(const SavePlan& plan, Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Takes what an earlier run has kept in memory, and which is newer than all that is committed, as a save in flight:
+  /// its step, line and attempt. Sets the rest of the plan. Before the first Admit.
+  void Resume(SavePlan& plan) CAIRN_EXCLUDES(mutex_);
+  /// Whether a save of the step is in flight that belongs to a line which was left since.
+  [[nodiscard]] bool IsAbandoned(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Withdraws a save that may still be on the disk: it no longer counts, and saving its step again replaces it. Relist
   /// must follow. Unless it is `decided`, the disk may still commit it: no listing tells before DecideUnknown.
@@ -117,8 +122,13 @@ class Ledger {
   std::map<std::uint64_t, CheckpointInfo> committed_ CAIRN_GUARDED_BY(mutex_);
   // When they were committed.
   Times committed_at_ CAIRN_GUARDED_BY(mutex_);
-  // Step -> line.
-  std::map<std::uint64_t, std::uint64_t> in_flight_ CAIRN_GUARDED_BY(mutex_);
+  struct InFlight {
+    std::uint64_t line = 0;
+    /// Only after Resume.
+    std::string attempt = {};
+  };
+  // By step.
+  std::map<std::uint64_t, InFlight> in_flight_ CAIRN_GUARDED_BY(mutex_);
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
   // By step.
   std::map<std::uint64_t, Unknown> unknown_ CAIRN_GUARDED_BY(mutex_);

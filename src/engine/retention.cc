@@ -82,7 +82,7 @@ void Retention::EndScan() {
 void Retention::Begin() {
   if (!leads()) return;
   BeginScan();
-  Sweep(*context_.queue, context_.parts.root, Spares(), [this](Swept swept) {
+  Sweep(*context_.queue, context_.parts.root, Spares(), context_.parts.memory, [this](Swept swept) {
     for (const std::string& why : swept.left) {
       context_.Notify({.severity = Severity::kWarning, .message = why, .phase = "retention"});
     }

@@ -41,6 +41,8 @@ struct SavePlan {
   bool admitted = false;
   /// Replaces a checkpoint of this step, from this or an older line.
   bool replace = false;
+  /// What an earlier run has kept in memory.
+  bool found = false;
   /// Committed pinned.
   bool pin = false;
   /// How long it may wait for its release; zero: it needs none.

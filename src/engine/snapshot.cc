@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "base/status_macros.h"
 
 namespace cairn {
 namespace {
@@ -32,6 +33,41 @@ Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
   }
   reads_cpu_ = table_->cpu_bytes() > table_->small_bytes();
   TakeLongValues();
+}
+
+Result<std::unique_ptr<Snapshot>> Snapshot::OfStored(ShardHeader stored, std::shared_ptr<const std::byte> data,
+                                                     std::uint64_t chunk_bytes) {
+  if (!stored.cairn || !stored.checksums) {
+    return Error(StatusCode::kInvalidArgument, "step {}: expected a shard with checksums, found one without",
+                 stored.step);
+  }
+  const auto table = std::make_shared<TensorTable>();
+  const auto add = [&](const std::string& name, DType dtype, std::vector<std::int64_t> shape,
+                       std::optional<TensorPart> part, std::uint64_t begin) {
+    // Never written through it.
+    std::byte* const at = const_cast<std::byte*>(data.get()) + begin;
+    return table->Add(name, {.data = at, .dtype = dtype, .shape = std::move(shape), .part = std::move(part)});
+  };
+  for (const ShardTensor& one : stored.tensors) {
+    CAIRN_RETURN_IF_ERROR(add(one.name, one.dtype, one.shape, one.part, one.begin));
+  }
+  for (const LongValue& one : stored.long_values) {
+    const auto length = static_cast<std::int64_t>(one.end - one.begin);
+    CAIRN_RETURN_IF_ERROR(add(one.tensor, DType::kU8, {length}, std::nullopt, one.begin));
+    stored.values.erase(one.name);  // A reader has added it.
+  }
+  table->Share();
+  auto made = std::make_unique<Snapshot>(table, Values());
+  made->chunk_bytes_ = chunk_bytes;
+  for (std::uint32_t i = 0; i < table->size(); ++i) made->divided_.push_back(i);
+  made->order_ = &made->divided_;
+  made->shard_tensors_ = table->size();
+  made->PlaceInOrder();
+  stored.metadata.clear();  // What this version does not know, it cannot write.
+  std::vector<std::uint32_t> sums = stored.sums;
+  made->stored_ = std::move(stored);
+  made->ReadFrom(std::move(data), std::move(sums));
+  return made;
 }
 
 void Snapshot::TakeLongValues() {
@@ -61,6 +97,10 @@ void Snapshot::LayOut(std::uint64_t chunk_bytes, KeptChoice kept) {
   order_ = &table_->StoreOrder();
   shard_tensors_ = order_->size();
   if (!kept_.holds.empty() || has_long_values()) DivideOrder();
+  PlaceInOrder();
+}
+
+void Snapshot::PlaceInOrder() {
   std::vector<const StridedLayout*> by_entry(table_->size() + long_values_.size(), nullptr);
   std::byte* copy = small_.get();
   for (const std::uint32_t i : table_->small()) {
@@ -169,6 +209,7 @@ std::vector<Snapshot::Run> Snapshot::Runs(std::uint64_t begin, std::uint64_t end
 
 ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard, bool checksums,
                              bool of_kept) const {
+  if (stored_) return *stored_;
   ShardHeader header;
   header.step = step;
   header.attempt = attempt;

@@ -29,6 +29,12 @@ class Snapshot {
  public:
   /// Copies the small CPU tensors. The other tensors stay the caller's.
   explicit Snapshot(std::shared_ptr<const TensorTable> table, Values values);
+  /// Of a shard that an earlier process has kept in memory, for a save of it to the disk: laid out as it is stored
+  /// there, and read from `data`, which lives as long as this. See ReadFrom. InvalidArgument if it is no shard of
+  /// Cairn's with checksums.
+  [[nodiscard]] static Result<std::unique_ptr<Snapshot>> OfStored(ShardHeader stored,
+                                                                  std::shared_ptr<const std::byte> data,
+                                                                  std::uint64_t chunk_bytes);
 
   /// Computes the order and the offsets, for chunks of that size. Call it once, before the functions below.
   void LayOut(std::uint64_t chunk_bytes, KeptChoice kept = {});
@@ -48,7 +54,7 @@ class Snapshot {
   /// Where the chunk behind that one begins, or the end of the stream.
   [[nodiscard]] std::uint64_t NextChunk(std::uint64_t begin) const { return std::min(begin + chunk_bytes_, bytes()); }
   /// Values whose texts are in the stream.
-  [[nodiscard]] bool has_long_values() const { return !long_values_.empty(); }
+  [[nodiscard]] bool has_long_values() const { return stored_ ? !stored_->long_values.empty() : !long_values_.empty(); }
   /// The tensor that has the byte.
   [[nodiscard]] const std::string& NameAt(std::uint64_t at) const;
   /// What is kept, written or linked.
@@ -87,6 +93,7 @@ class Snapshot {
  private:
   void TakeLongValues();
   void DivideOrder();
+  void PlaceInOrder();
   /// Of a tensor by its number in the table, or of a long value, whose numbers follow.
   [[nodiscard]] bool IsText(std::uint32_t i) const { return i >= table_->size(); }
   [[nodiscard]] std::uint64_t BytesOf(std::uint32_t i) const;
@@ -94,6 +101,8 @@ class Snapshot {
 
   const std::shared_ptr<const TensorTable> table_;
   Values values_;
+  // See OfStored. Its long values are entries of the table, too.
+  std::optional<ShardHeader> stored_;
   // A long value's name, its tensor's, and its text.
   struct Text {
     std::string name;

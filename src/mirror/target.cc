@@ -72,7 +72,7 @@ Status MirrorTarget::OpenDirectory() {
                                                     .id = spec_.id}));
   for (const std::string& note : root_->notes()) spec_.on_note(note);
   Swept swept;
-  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, SweepTask(root_->at(), {}, swept)));
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, SweepTask(root_->at(), {}, {}, swept)));
   if (swept.unnamed) {
     // A mirror was killed right before the rename. It is copied again.
     swept.left.pop_back();

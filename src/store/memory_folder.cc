@@ -131,6 +131,12 @@ Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::
   return path;
 }
 
+MemoryPlace FindMemoryPlace(const std::string& memory_root, const std::string& root_id) {
+  if (memory_root.empty() || root_id.empty()) return {};
+  const std::string path = FolderIn(memory_root, root_id);
+  return CheckOwn(path).ok() ? MemoryPlace{.path = path, .root = root_id} : MemoryPlace();
+}
+
 std::string FindMemoryFolder(const std::string& root_id) {
   const std::unique_ptr<FILE, decltype(&::endmntent)> mounts(::setmntent("/proc/self/mounts", "re"), &::endmntent);
   if (root_id.empty() || mounts == nullptr) return {};

@@ -5,6 +5,7 @@
 
 #include "cairn/status.h"
 #include "io/path_at.h"
+#include "store/list.h"
 
 namespace cairn {
 
@@ -18,6 +19,9 @@ namespace cairn {
 /// Makes the folder, unless it is there. FailedPrecondition if what is there is not a folder of this user alone.
 /// Returns its path. Blocking.
 [[nodiscard]] Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::string& root_id);
+
+/// Where the saves of that root are kept there, for readers. Empty if this user has no such folder. Blocking.
+[[nodiscard]] MemoryPlace FindMemoryPlace(const std::string& memory_root, const std::string& root_id);
 
 /// The folder of that root, if it lies directly in a mounted tmpfs and this user may read it; else empty. Blocking.
 [[nodiscard]] std::string FindMemoryFolder(const std::string& root_id);

@@ -133,9 +133,10 @@ IoTask<Status> List(const PathAt& root, std::vector<FolderEntry>& found) {
   });
 }
 
-IoTask<Status> FindUnnamed(const PathAt& root, const std::vector<FolderEntry>& entries, Swept& swept) {
-  return io::OnThread(root.text(), [&root, &entries, &swept] {
-    swept.unnamed = FindUnnamedAttempt(root, entries);
+IoTask<Status> FindUnnamed(const PathAt& root, const std::vector<FolderEntry>& entries, const MemoryPlace& memory,
+                           Swept& swept) {
+  return io::OnThread(root.text(), [&root, &entries, &memory, &swept] {
+    swept.unnamed = FindUnnamedAttempt(root, entries, memory);
     return Status::Ok();
   });
 }
@@ -385,11 +386,11 @@ Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64
   return *removal;
 }
 
-IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept) {
+IoTask<Status> SweepTask(PathAt root, SparePolicy spares, MemoryPlace memory, Swept& swept) {
   std::vector<FolderEntry> found;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
   // In memory no rename is lost.
-  if (spares.mapped == nullptr) CAIRN_CO_RETURN_IF_ERROR(co_await FindUnnamed(root, found, swept));
+  if (spares.mapped == nullptr) CAIRN_CO_RETURN_IF_ERROR(co_await FindUnnamed(root, found, memory, swept));
   const std::string unnamed = swept.unnamed ? swept.unnamed->folder : std::string();
   std::erase_if(found, [&](const FolderEntry& entry) { return !IsLeftover(entry.name) || entry.name == unnamed; });
   // Spares first, so that they keep their folders.
@@ -409,12 +410,13 @@ IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept) {
   co_return Status::Ok();
 }
 
-void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done) {
+void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, const MemoryPlace& memory, SweepDone done) {
   const auto swept = std::make_shared<Swept>();
-  RunInBackground(queue, SweepTask(root, spares, *swept), [swept, done = std::move(done)](const Status& status) {
-    if (!status.ok()) swept->left.push_back(status.message());
-    done(std::move(*swept));
-  });
+  RunInBackground(queue, SweepTask(root, spares, memory, *swept),
+                  [swept, done = std::move(done)](const Status& status) {
+                    if (!status.ok()) swept->left.push_back(status.message());
+                    done(std::move(*swept));
+                  });
 }
 
 IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck check_writer) {

@@ -105,11 +105,11 @@ struct Swept {
 /// Removes what crashed saves and removals left in the root: retired folders, including attempts that Root::Open has
 /// renamed, spares, and what mirrors held that were killed. Files that the policy selects become or stay spares. A
 /// complete attempt (see FindUnnamedAttempt) stays, on a disk, if that has room for it and a new one. Only for the
-/// writer that holds the root's lock, after an fsync of the root.
-IoTask<Status> SweepTask(PathAt root, SparePolicy spares, Swept& swept);
+/// writer that holds the root's lock, after an fsync of the root. `memory`: where its checkpoints may be as well.
+IoTask<Status> SweepTask(PathAt root, SparePolicy spares, MemoryPlace memory, Swept& swept);
 using SweepDone = std::function<void(Swept swept)>;
 /// The same. On the queue's thread; `done` comes once, never from within the call.
-void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done);
+void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, const MemoryPlace& memory, SweepDone done);
 
 /// Removes the complete attempt that a sweep has left. Best effort.
 IoTask<Status> RemoveUnnamed(PathAt folder);

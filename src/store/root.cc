@@ -270,7 +270,7 @@ IoTask<Status> Root::MakeRoom() {
   static_cast<void>(co_await RenameAllAway());
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(directory_, path()));
   Swept swept;
-  CAIRN_CO_RETURN_IF_ERROR(co_await SweepTask(at_, {}, swept));
+  CAIRN_CO_RETURN_IF_ERROR(co_await SweepTask(at_, {}, {}, swept));
   notes_.insert(notes_.end(), swept.left.begin(), swept.left.end());
   co_return Status::Ok();
 }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "store/attempt_folder.h"
-#include "store/list.h"
 #include "store/names.h"
 
 namespace cairn {
@@ -23,7 +22,8 @@ bool GivenUp(const PathAt& folder) {
 
 }  // namespace
 
-std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root, const std::vector<FolderEntry>& entries) {
+std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root, const std::vector<FolderEntry>& entries,
+                                                 const MemoryPlace& memory) {
   const auto named = [&entries](const std::string& name) {
     return std::ranges::any_of(entries, [&](const FolderEntry& entry) { return entry.name == name; });
   };
@@ -38,11 +38,12 @@ std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root, const std::
     if (!newest || Age(*newest) < Age(found->info)) newest = found->info;
   }
   if (!newest) return std::nullopt;
-  const Result<std::vector<CheckpointInfo>> list = ListInfos(root);
+  const Result<std::vector<CheckpointInfo>> list = ListInfos(root, memory);
   if (!list.ok()) return std::nullopt;
-  const bool older = std::ranges::any_of(
-      *list, [&newest](const CheckpointInfo& one) { return one.status.ok() && Age(*newest) < Age(one); });
-  if (older) return std::nullopt;
+  // The same save may be in memory.
+  const bool is_newest = std::ranges::all_of(
+      *list, [&newest](const CheckpointInfo& one) { return !one.status.ok() || Age(one) < Age(*newest); });
+  if (!is_newest) return std::nullopt;
   UnnamedAttempt found{.folder = RetiredName(newest->attempt), .step = newest->step, .bytes = newest->bytes};
   for (const CheckpointInfo& one : *list) {
     if (one.status.ok()) found.newest = one.step;

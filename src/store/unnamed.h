@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "io/path_at.h"
+#include "store/list.h"
 #include "store/paths.h"
 
 namespace cairn {
@@ -22,9 +23,11 @@ struct UnnamedAttempt {
   std::uint64_t bytes = 0;
 };
 
-/// The newest one in the root, if it is newer than every checkpoint there and its step has no folder. `entries` are the
-/// root's, after Root::Open has renamed the attempts. Only lengths are checked, not contents. Blocking.
+/// The newest one in the root, if it is newer than every checkpoint there and in memory, and its step has no folder.
+/// `entries` are the root's, after Root::Open has renamed the attempts. Only lengths are checked, not contents.
+/// Blocking.
 [[nodiscard]] std::optional<UnnamedAttempt> FindUnnamedAttempt(const PathAt& root,
-                                                               const std::vector<FolderEntry>& entries);
+                                                               const std::vector<FolderEntry>& entries,
+                                                               const MemoryPlace& memory);
 
 }  // namespace cairn

@@ -13,6 +13,7 @@
 #include "base/human.h"
 #include "base/print_error.h"
 #include "base/status_macros.h"
+#include "store/memory_folder.h"
 #include "store/remove.h"
 #include "tools/output.h"
 #include "tools/reading.h"
@@ -61,7 +62,9 @@ Result<WritableRoot> WritableRoot::Open(const std::string& path) {
   }
   if (!root.ok()) return root.status();
   std::optional<std::vector<std::string>> left;
-  Sweep(*queue, (*root)->at(), {}, [&left](Swept swept) { left = std::move(swept.left); });
+  const std::string& id = (*root)->id();
+  Sweep(*queue, (*root)->at(), {}, {.path = FindMemoryFolder(id), .root = id},
+        [&left](Swept swept) { left = std::move(swept.left); });
   while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
   for (const std::string& why : *left) PrintError("{}\n", Printable(why));
   return WritableRoot(std::move(queue), *std::move(root));

@@ -585,7 +585,7 @@ TEST_F(MirrorTest, TheRootsNextWriterRemovesWhatAKilledMirrorHeldButNotWhatALive
     const auto queue = MakeQueue();
     const auto writer = Root::Open(*queue, {.path = root()});
     Swept swept;
-    EXPECT_EQ(RunTaskBlocking(*queue, SweepTask((*writer)->at(), {}, swept)), Status::Ok());
+    EXPECT_EQ(RunTaskBlocking(*queue, SweepTask((*writer)->at(), {}, {}, swept)), Status::Ok());
     still_held = fs::exists(held);
   });
 

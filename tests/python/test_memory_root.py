@@ -82,6 +82,18 @@ def test_a_killed_process_goes_on_with_its_last_step(tmp_path: Path, memory: Pat
         assert checkpointer.save(21, state(21)).result() == 21
 
 
+def test_the_next_start_brings_it_to_the_disk(tmp_path: Path, memory: Path) -> None:
+    command = [sys.executable, "-c", KEEPS_AND_DIES, tmp_path, memory]
+    assert subprocess.run(command, check=False, env=ENVIRONMENT, timeout=120).returncode == -9
+    with opened(tmp_path, memory):
+        pass
+    assert list(memory.iterdir()) == []
+    with cairn.Checkpointer(tmp_path, read_only=True, host_memory="32MiB") as reader:
+        tree = state(0)
+        assert reader.restore(tree)["epoch"] == 20
+        assert torch.equal(tree["weight"], torch.full((300_000,), 20.0))
+
+
 def test_what_was_overwritten_too_early_is_not_kept(tmp_path: Path, memory: Path) -> None:
     weight = torch.zeros(4_000_000)
     with opened(tmp_path, memory) as checkpointer:

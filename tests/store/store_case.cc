@@ -232,7 +232,7 @@ Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::
 
 std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SparePolicy& spares) {
   std::optional<Swept> swept;
-  Sweep(queue, root, spares, [&swept](Swept result) { swept = std::move(result); });
+  Sweep(queue, root, spares, {}, [&swept](Swept result) { swept = std::move(result); });
   while (!swept) EXPECT_TRUE(queue.RunOnce(Deadline::Infinite()).ok());
   if (swept->unnamed) {
     swept->left.pop_back();
