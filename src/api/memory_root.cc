@@ -51,7 +51,18 @@ Result<std::unique_ptr<Root>> OpenIn(const std::string& path, const MemoryRoot::
                              .take_over = parts.options.take_over,
                              .file_mode = kFileMode,
                              .directory_mode = kFolderMode,
-                             .id = parts.root->id()});
+                             .id = parts.root->id(),
+                             .in_memory = true});
+}
+
+Status RecordOpenings(Root& root, const MemoryRoot::Parts& parts) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+  return RunTaskBlocking(*queue, root.WriteOpenings(parts.root->record().openings));
+}
+
+/// Of an older version's root in memory only the numbers of its lines are known.
+bool IsLineOfRoot(const WriterRecord& disk, const WriterRecord& memory, const CheckpointInfo& kept) {
+  return memory.openings.empty() ? kept.line < disk.line : IsLineOf(disk.openings, memory.openings, kept.line);
 }
 
 std::pair<std::uint64_t, std::uint64_t> PlaceInTime(const CheckpointInfo& info) { return {info.line, info.step}; }
@@ -106,13 +117,13 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
   });
   const StoredCheckpoint* const newest_found = NewestOf(found);
   const CheckpointInfo* newest = newest_found == nullptr ? nullptr : &newest_found->info;
-  if (newest != nullptr && newest->line >= parts.root->line()) {
-    // Whether what is there is newer or older than the root's, no number tells any more, now or later.
+  if (newest != nullptr && !IsLineOfRoot(parts.root->record(), root->record(), *newest)) {
+    // Whether what is there is newer or older than the root's, no number tells.
     const std::string aside = fmt::format("{}-aside-{}", path, MakeUuid());
     if (::rename(path.c_str(), aside.c_str()) != 0) return ErrnoStatus(errno, "renaming " + path);
-    warn(fmt::format("{} has step {} of line {}, but {} has begun no line above {}: has an older copy of it been put "
-                     "back? It is not read, and is now {}; remove it",
-                     path, newest->step, newest->line, options.root, parts.root->line() - 1, aside),
+    warn(fmt::format("{} has step {} of line {}, which {} has not begun: has an older copy of it been put back? It is "
+                     "not read, and is now {}; remove it",
+                     path, newest->step, newest->line, options.root, aside),
          aside);
     root.reset();
     CAIRN_RETURN_IF_ERROR(MakeMemoryFolder(options.memory_root, id).status());
@@ -120,6 +131,8 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
     found.clear();
     newest = nullptr;
   }
+  // From now on all that is there is of these.
+  CAIRN_RETURN_IF_ERROR(RecordOpenings(*root, parts));
   const std::vector<CheckpointInfo> on_disk = parts.ledger->NewestFirst();
   if (newest != nullptr && !on_disk.empty() && PlaceInTime(*newest) < PlaceInTime(on_disk.front())) {
     warn(fmt::format("{} is of line {}, and older than step {} of line {}, which the disk has", newest->path,

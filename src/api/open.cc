@@ -125,7 +125,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.root = root->at();
   if (ledger != nullptr) {
     parts.root_id = root->id();
-    parts.memory = FindMemoryPlace(options.memory_root, root->id());
+    parts.memory = FindMemoryPlace(options.memory_root, root->record());
     parts.write_line = [this](std::uint64_t line) { return root->WriteLine(line); };
   }
   parts.check_writer = check_writer;

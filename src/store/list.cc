@@ -294,12 +294,18 @@ std::string AttemptSaid(const StoredCheckpoint& damaged) {
   return at == std::string::npos ? "" : text.substr(at + kBefore.size(), kIdLength);
 }
 
+/// An older copy of the root was put back since.
+bool IsOfAnotherLine(const CheckpointInfo& kept, const MemoryPlace& memory) {
+  return !memory.openings.empty() && !memory.root_openings.empty() &&
+         !IsLineOf(memory.root_openings, memory.openings, kept.line);
+}
+
 /// What is in memory, of this root. Damaged manifests only where the disk does not have the same checkpoint whole.
 std::vector<StoredCheckpoint> ListMemory(const MemoryPlace& memory, const std::vector<StoredCheckpoint>& on_disk) {
   Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(memory.path);
   if (!list.ok()) return {};  // Removed meanwhile: then it has nothing that the disk has not.
   std::erase_if(*list, [&](const StoredCheckpoint& one) {
-    if (Verified(one)) return one.info.root != memory.root;
+    if (Verified(one)) return one.info.root != memory.root || IsOfAnotherLine(one.info, memory);
     const std::string attempt = AttemptSaid(one);
     return std::ranges::any_of(on_disk, [&](const auto& other) {
       return Verified(other) && other.info.step == one.info.step && other.info.attempt == attempt;

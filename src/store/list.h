@@ -10,6 +10,7 @@
 #include "cairn/checkpointer.h"
 #include "format/manifest.h"
 #include "io/path_at.h"
+#include "store/writer.h"
 
 namespace cairn {
 
@@ -33,6 +34,10 @@ struct MemoryPlace {
   std::string path = {};
   /// The root's id. What is of another is not looked at.
   std::string root = {};
+  /// For who has not opened it: the openings that the root has recorded, and those that are recorded there. What is of
+  /// a line that the root has not begun is not looked at. Empty: all lines are the root's.
+  Openings root_openings = {};
+  Openings openings = {};
 };
 
 /// Lists step-*: checkpoints whose manifests verify by {line, step}, oldest first, then damaged ones by step.

@@ -131,21 +131,24 @@ Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::
   return path;
 }
 
-MemoryPlace FindMemoryPlace(const std::string& memory_root, const std::string& root_id) {
-  if (memory_root.empty() || root_id.empty()) return {};
-  const std::string path = FolderIn(memory_root, root_id);
-  return CheckOwn(path).ok() ? MemoryPlace{.path = path, .root = root_id} : MemoryPlace();
+MemoryPlace FindMemoryPlace(const std::string& memory_root, const WriterRecord& root) {
+  if (memory_root.empty() || root.root.empty()) return {};
+  MemoryPlace place{.path = FolderIn(memory_root, root.root), .root = root.root, .root_openings = root.openings};
+  if (!CheckOwn(place.path).ok()) return {};
+  Result<std::optional<WriterRecord>> kept = ReadWriter(place.path);
+  if (kept.ok() && *kept) place.openings = std::move((*kept)->openings);
+  return place;
 }
 
-std::string FindMemoryFolder(const std::string& root_id) {
+MemoryPlace FindMemoryPlace(const WriterRecord& root) {
   const std::unique_ptr<FILE, decltype(&::endmntent)> mounts(::setmntent("/proc/self/mounts", "re"), &::endmntent);
-  if (root_id.empty() || mounts == nullptr) return {};
+  if (root.root.empty() || mounts == nullptr) return {};
   struct mntent entry {};
   std::array<char, 4096> text{};
   while (::getmntent_r(mounts.get(), &entry, text.data(), static_cast<int>(text.size())) != nullptr) {
     if (std::string_view(entry.mnt_type) != "tmpfs") continue;
-    std::string path = FolderIn(entry.mnt_dir, root_id);
-    if (CheckOwn(path).ok()) return path;
+    MemoryPlace place = FindMemoryPlace(entry.mnt_dir, root);
+    if (!place.path.empty()) return place;
   }
   return {};
 }

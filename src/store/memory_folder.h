@@ -20,11 +20,11 @@ namespace cairn {
 /// Returns its path. Blocking.
 [[nodiscard]] Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::string& root_id);
 
-/// Where the saves of that root are kept there, for readers. Empty if this user has no such folder. Blocking.
-[[nodiscard]] MemoryPlace FindMemoryPlace(const std::string& memory_root, const std::string& root_id);
-
-/// The folder of that root, if it lies directly in a mounted tmpfs and this user may read it; else empty. Blocking.
-[[nodiscard]] std::string FindMemoryFolder(const std::string& root_id);
+/// Where the saves of the root with that record are kept in `memory_root`, for who does not open it. Empty if this user
+/// has no such folder. Blocking.
+[[nodiscard]] MemoryPlace FindMemoryPlace(const std::string& memory_root, const WriterRecord& root);
+/// The same, if it lies directly in a mounted tmpfs.
+[[nodiscard]] MemoryPlace FindMemoryPlace(const WriterRecord& root);
 
 /// Allocates what is missing, so that there are `slots` shard files of `bytes` each, those of checkpoints and spares
 /// counted. NoSpace if the tmpfs, the machine's memory or that of the control group has less, and says what is missing:

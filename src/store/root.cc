@@ -151,6 +151,7 @@ IoTask<Status> Root::NameWriter() {
         fmt::format("{}; the root gets a new id, and lines above those that are listed", last.status().message()));
   }
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
+  if (in_memory_) writer_.openings.pop_back();
   if (writer_.root.empty()) writer_.root = expected_id_.empty() ? MakeUuid() : expected_id_;
   if (!expected_id_.empty() && writer_.root != expected_id_) {
     co_return Error(StatusCode::kFailedPrecondition, "{} is not a copy of that root: expected the id {}, found {}",
@@ -163,9 +164,22 @@ IoTask<Status> Root::WriteLine(std::uint64_t line) {
   if (line <= writer_.line) co_return Status::Ok();
   WriterRecord record = writer_;
   record.line = line;
+  CAIRN_CO_RETURN_IF_ERROR(co_await ChangeRecord(std::move(record)));
+  writer_.line = line;
+  co_return Status::Ok();
+}
+
+IoTask<Status> Root::WriteOpenings(Openings openings) {
+  WriterRecord record = writer_;
+  record.openings = openings;
+  CAIRN_CO_RETURN_IF_ERROR(co_await ChangeRecord(std::move(record)));
+  writer_.openings = std::move(openings);
+  co_return Status::Ok();
+}
+
+IoTask<Status> Root::ChangeRecord(WriterRecord record) {
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteRecord(std::move(record), [this] { return CheckWriter(); }));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(directory_, path()));
-  writer_.line = line;
   co_return Status::Ok();
 }
 
@@ -270,7 +284,8 @@ IoTask<Status> Root::MakeRoom() {
   static_cast<void>(co_await RenameAllAway());
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(directory_, path()));
   Swept swept;
-  CAIRN_CO_RETURN_IF_ERROR(co_await SweepTask(at_, {}, {}, swept));
+  const MemoryPlace nowhere;
+  CAIRN_CO_RETURN_IF_ERROR(co_await SweepTask(at_, {}, nowhere, swept));
   notes_.insert(notes_.end(), swept.left.begin(), swept.left.end());
   co_return Status::Ok();
 }
@@ -309,6 +324,7 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
   root->at_ = path;
   root->file_mode_ = options.file_mode;
   root->expected_id_ = options.id;
+  root->in_memory_ = options.in_memory;
   if (options.read_only || !options.coordinator) {
     CAIRN_ASSIGN_OR_RETURN(const Found found, Look(path));
     if (found == Found::kNothing && options.read_only) {

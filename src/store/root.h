@@ -30,6 +30,8 @@ struct RootOptions {
   unsigned directory_mode = 0755;
   /// The id that it must have, and gets if it has none: a copy of that root. Empty: any.
   std::string id = {};
+  /// It is the memory of that root, whose openings are recorded in it by WriteOpenings. This one is none.
+  bool in_memory = false;
 };
 
 /// An open root directory: step 0 of the commit protocol. The writer's operations are relative to `at()`. Destroying it
@@ -68,6 +70,10 @@ class Root {
   /// has taken over. On a full disk the record is overwritten in place. After a failure `.writer` may have either
   /// counter. One call at a time, on one thread.
   IoTask<Status> WriteLine(std::uint64_t line);
+  /// Only the writer's. Its line as for line().
+  [[nodiscard]] const WriterRecord& record() const { return writer_; }
+  /// Records these openings instead. As WriteLine, but before any other thread uses it.
+  IoTask<Status> WriteOpenings(Openings openings);
   /// For ranks other than the coordinator: NotFound, saying what was found instead, if this is not the directory that
   /// the coordinator has opened, or does not show it yet. `writer_id` is the coordinator's.
   [[nodiscard]] Status CheckSeen(const std::string& writer_id) const;
@@ -89,6 +95,8 @@ class Root {
   [[nodiscard]] Status TakeRoot(IoQueue& queue, const RootOptions& options);
   IoTask<Status> Fence();
   IoTask<Status> NameWriter();
+  /// WriteRecord of the writer that this is, and an fsync of the root.
+  IoTask<Status> ChangeRecord(WriterRecord record);
   /// Replaces `.writer` by this record; the root is not fsynced. Calls `check` right before.
   IoTask<Status> WriteRecord(WriterRecord record, WriterCheck check);
   IoTask<Status> ReplaceRecord(const PathAt& draft, const std::string& text, const WriterCheck& check);
@@ -103,6 +111,7 @@ class Root {
   unsigned file_mode_ = 0644;
   // Empty: any.
   std::string expected_id_;
+  bool in_memory_ = false;
   // Open only in the writer.
   UniqueFd directory_;
   std::optional<WriterLock> lock_;

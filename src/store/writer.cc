@@ -3,8 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -21,13 +24,60 @@ std::string HostName() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
+namespace {
+
+// A record that is overwritten in place must not be torn.
+constexpr std::size_t kSector = 512;
+constexpr std::size_t kIdDigits = 8;
+
+/// The one that began the line.
+const Opening* BegunBy(const Openings& openings, std::uint64_t line) {
+  const auto later = std::ranges::upper_bound(openings, line, {}, &Opening::line);
+  return later == openings.begin() ? nullptr : &*std::prev(later);
+}
+
+nlohmann::json ToJson(const WriterRecord& record, std::size_t openings) {
+  nlohmann::json object = {{"epoch", record.epoch},     {"id", record.id},     {"host", record.host},
+                           {"process", record.process}, {"root", record.root}, {"line", record.line}};
+  if (openings == 0) return object;
+  nlohmann::json& list = object["openings"];
+  for (auto one = record.openings.end() - static_cast<std::ptrdiff_t>(openings); one != record.openings.end(); ++one) {
+    list.push_back({one->line, one->id});
+  }
+  return object;
+}
+
+/// Empty if it is invalid.
+Openings DecodeOpenings(const nlohmann::json& list) {
+  Openings openings;
+  for (const nlohmann::json& one : list) {
+    const bool valid = one.is_array() && one.size() == 2 && one[0].is_number_unsigned() && one[1].is_string();
+    if (!valid || (!openings.empty() && one[0] < openings.back().line)) return {};
+    openings.push_back({one[0].get<std::uint64_t>(), one[1].get<std::string>()});
+  }
+  return openings;
+}
+
+}  // namespace
+
+bool IsLineOf(const Openings& root, const Openings& kept, std::uint64_t line) {
+  if (kept.empty()) return false;
+  // Both are the last part of a history. If they have an opening in common, so they have all that was before.
+  const std::uint64_t since = std::max(line, kept.front().line);
+  const Opening* const of_root = BegunBy(root, since);
+  return of_root != nullptr && *of_root == *BegunBy(kept, since);
+}
+
 WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
-  return {.epoch = last ? last->epoch + 1 : 1,
-          .id = MakeUuid(),
-          .host = HostName(),
-          .process = static_cast<std::uint64_t>(::getpid()),
-          .root = last ? last->root : std::string(),
-          .line = last ? last->line + (last->line == std::numeric_limits<std::uint64_t>::max() ? 0 : 1) : 0};
+  WriterRecord next{.epoch = last ? last->epoch + 1 : 1,
+                    .id = MakeUuid(),
+                    .host = HostName(),
+                    .process = static_cast<std::uint64_t>(::getpid()),
+                    .root = last ? last->root : std::string(),
+                    .line = last ? last->line + (last->line == std::numeric_limits<std::uint64_t>::max() ? 0 : 1) : 0,
+                    .openings = last ? last->openings : Openings()};
+  next.openings.push_back({next.line, next.id.substr(0, kIdDigits)});
+  return next;
 }
 
 bool WriterRecord::OfThisProcess() const {
@@ -46,9 +96,10 @@ IoTask<Status> CheckWriter(const PathAt& root, const WriterCheck& check) {
 }
 
 std::string EncodeWriter(const WriterRecord& record) {
-  const nlohmann::json object = {{"epoch", record.epoch},     {"id", record.id},     {"host", record.host},
-                                 {"process", record.process}, {"root", record.root}, {"line", record.line}};
-  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  for (std::size_t openings = record.openings.size();; --openings) {
+    std::string text = ToJson(record, openings).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    if (openings == 0 || text.size() <= kSector) return text;
+  }
 }
 
 Result<WriterRecord> DecodeWriter(std::string_view text, const std::string& file) {
@@ -68,6 +119,7 @@ Result<WriterRecord> DecodeWriter(std::string_view text, const std::string& file
     record.root = object["root"].get<std::string>();
   }
   if (has("line", &Object::is_number_unsigned)) record.line = object["line"].get<std::uint64_t>();
+  if (has("openings", &Object::is_array)) record.openings = DecodeOpenings(object["openings"]);
   return record;
 }
 

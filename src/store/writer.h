@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cairn/status.h"
 #include "io/io_task.h"
@@ -20,6 +21,19 @@ using WriterCheck = std::function<Status()>;
 /// This machine's name, for messages and the record.
 [[nodiscard]] std::string HostName();
 
+/// An opening for writing, in the history of a root: which line it began with.
+struct Opening {
+  std::uint64_t line = 0;
+  /// The first digits of its record's id.
+  std::string id;
+  friend bool operator==(const Opening&, const Opening&) = default;
+};
+/// The last ones, oldest first.
+using Openings = std::vector<Opening>;
+/// Whether the line, which was begun after `kept`, is one of `root`: whether the same opening began it there. False if
+/// `root` does not reach back so far.
+[[nodiscard]] bool IsLineOf(const Openings& root, const Openings& kept, std::uint64_t line);
+
 /// The writer of a root, as stored in `.writer`. Each Open for writing stores a new one.
 struct WriterRecord {
   /// One more than the previous writer's.
@@ -32,8 +46,11 @@ struct WriterRecord {
   std::string root = {};
   /// The line counter: no checkpoint of this root is of a line above it.
   std::uint64_t line = 0;
+  /// This opening is the last of them. In memory they are the disk's. As many are stored as fit into a sector with the
+  /// rest. Empty in a record of version 1's first writers.
+  Openings openings = {};
 
-  /// For this process; `last` is the previous record: the root is kept, and the next line begins.
+  /// For this process; `last` is the previous record: the root is kept, and the next line begins, with an opening.
   [[nodiscard]] static WriterRecord Next(const std::optional<WriterRecord>& last);
   [[nodiscard]] bool OfThisProcess() const;
   /// "process 12 on host-a", "this process (12)".

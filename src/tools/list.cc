@@ -127,7 +127,7 @@ Result<std::vector<Listed>> CheckpointsInBucket(const std::string& place) {
 MemoryPlace FindMemoryOf(const std::string& root) {
   const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
   if (!writer.ok() || !*writer) return {};
-  return {.path = FindMemoryFolder((*writer)->root), .root = (*writer)->root};
+  return FindMemoryPlace(**writer);
 }
 
 Result<std::vector<Listed>> Checkpoints(IoQueue& queue, const std::string& root,

@@ -62,8 +62,7 @@ Result<WritableRoot> WritableRoot::Open(const std::string& path) {
   }
   if (!root.ok()) return root.status();
   std::optional<std::vector<std::string>> left;
-  const std::string& id = (*root)->id();
-  Sweep(*queue, (*root)->at(), {}, {.path = FindMemoryFolder(id), .root = id},
+  Sweep(*queue, (*root)->at(), {}, FindMemoryPlace((*root)->record()),
         [&left](Swept swept) { left = std::move(swept.left); });
   while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
   for (const std::string& why : *left) PrintError("{}\n", Printable(why));

@@ -175,6 +175,77 @@ TEST_F(MemoryRootTest, OfARootThatWasPutBackNothingIsRead) {
   EXPECT_TRUE(fs::exists(aside + "/" + StepName(2)));
 }
 
+// The numbers of lines meet again then.
+TEST_F(MemoryRootTest, OfARootThatWasPutBackAndHasGoneOnNothingIsRead) {
+  KeepAndDie({1}, /*holds=*/false);
+  const fs::path writer = root_ + "/.writer";
+  const fs::path before = dir_ / "writer";
+  fs::copy_file(writer, before);
+  KeepAndDie({20}, /*holds=*/true);
+  fs::copy_file(before, writer, fs::copy_options::overwrite_existing);
+  {
+    const auto without = OpenOrFail(WithoutMemory());
+    ASSERT_NE(without, nullptr);
+    ASSERT_EQ(RestoreAndCompare(*without, Latest()), Status::Ok());
+    ASSERT_EQ(SaveDurably(*without, 15), Status::Ok());
+  }
+  Messages messages;
+  Options options = WithMemory();
+  options.on_event = messages.callback();
+
+  const auto checkpointer = OpenOrFail(options);
+
+  ASSERT_NE(checkpointer, nullptr);
+  EXPECT_THAT(messages.Seen(), ElementsAre(HasSubstr("step 20 of line")));
+  EXPECT_THAT(NamesIn(memory_.path()), Contains(HasSubstr("-aside-")));
+  const auto state = SmallState(0);
+  EXPECT_EQ(checkpointer->Restore(Latest(), state->state()).value().step, 15U);
+}
+
+// Put back as it was while the process ran, before that had begun another line.
+TEST_F(MemoryRootTest, OfALineThatTheRootHasLostNothingIsRead) {
+  const fs::path writer = root_ + "/.writer";
+  const fs::path before = dir_ / "writer";
+  Forked child([&](const Say&) {
+    const auto plan = FaultPlan::Make();
+    const auto checkpointer = Checkpointer::Open(WithMemory(), Through(plan));
+    if (!checkpointer.ok()) return 2;
+    for (const std::uint64_t step : {1, 2}) {
+      if (!SaveDurably(**checkpointer, step).ok()) return 3;
+    }
+    fs::copy_file(writer, before);
+    const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
+    if (!RestoreAndCompare(**checkpointer, Step(1)).ok() || !Keep(**checkpointer, 20).ok()) return 4;
+    ::kill(::getpid(), SIGKILL);
+    return 5;
+  });
+  ASSERT_EQ(child.Wait(Soon()).how, Forked::How::kKilled);
+  fs::copy_file(before, writer, fs::copy_options::overwrite_existing);
+  {
+    const auto without = OpenOrFail(WithoutMemory());
+    ASSERT_NE(without, nullptr);
+    ASSERT_EQ(SaveDurably(*without, 15), Status::Ok());
+  }
+
+  const auto checkpointer = OpenOrFail(WithMemory());
+
+  ASSERT_NE(checkpointer, nullptr);
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 15));
+}
+
+// Longer than a record reaches back: each opening records in memory that what is there is the root's.
+TEST_F(MemoryRootTest, ManyOpeningsThatSaveNothingLoseNothing) {
+  KeepAndDie({1}, /*holds=*/false);
+  KeepAndDie({2}, /*holds=*/true);
+  for (int run = 0; run < 30; ++run) KeepAndDie({}, /*holds=*/true);
+
+  const auto checkpointer = OpenOrFail(WithMemory());
+
+  ASSERT_NE(checkpointer, nullptr);
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2));
+}
+
 TEST_F(MemoryRootTest, AnotherRootsCheckpointIsIgnored) {
   KeepAndDie({1}, /*holds=*/false);
   KeepAndDie({2}, /*holds=*/true);

@@ -7,10 +7,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 
 #include "store/names.h"
@@ -97,6 +99,43 @@ TEST_F(WriterTest, EachOpenKeepsTheRootsIdAndLine) {
   EXPECT_EQ((*record)->epoch, 2U);
   EXPECT_EQ((*record)->root, id);
   EXPECT_EQ((*record)->line, 4U);
+}
+
+TEST_F(WriterTest, TheLastOpeningsAreRecordedInASector) {
+  Openings all;
+  for (int i = 0; i < 100; ++i) {
+    const Opened root = Open();
+    all.push_back({root->line(), root->writer_id().substr(0, 8)});
+    ASSERT_EQ(root->record().openings.back(), all.back());
+    ASSERT_LE(fs::file_size(root_ + "/.writer"), 512U);
+  }
+
+  const Openings last = (*ReadWriter(root_))->openings;
+
+  ASSERT_THAT(last, SizeIs(::testing::Ge(10U)));
+  EXPECT_TRUE(std::equal(last.rbegin(), last.rend(), all.rbegin()));
+  const WriterRecord lines{.openings = {{std::numeric_limits<std::uint64_t>::max(), "01234567"}}};
+  EXPECT_EQ(DecodeWriter(EncodeWriter(lines), "record")->openings, lines.openings);
+  for (const char* bad : {R"([[2,"a"],[1,"b"]])", R"([[1]])", R"([["1","a"]])", "[1]"}) {
+    const std::string text = std::string(R"({"epoch":4,"host":"h","id":"i","process":1,"openings":)") + bad + "}";
+    EXPECT_THAT(DecodeWriter(text, "record")->openings, IsEmpty()) << bad;
+  }
+}
+
+TEST(Lines, AreOfTheRootThatHasBegunThem) {
+  const Openings root = {{4, "a"}, {6, "b"}, {9, "c"}};
+  EXPECT_TRUE(IsLineOf(root, {{4, "a"}}, 4));
+  EXPECT_TRUE(IsLineOf(root, {{4, "a"}}, 5)) << "begun within that opening";
+  EXPECT_TRUE(IsLineOf(root, {{4, "a"}, {6, "b"}}, 5));
+  EXPECT_TRUE(IsLineOf(root, {{2, "0"}, {4, "a"}, {6, "x"}}, 5)) << "before they parted";
+  EXPECT_TRUE(IsLineOf(root, root, 9));
+  EXPECT_TRUE(IsLineOf(root, {{6, "b"}}, 1)) << "what was before it is the same";
+  EXPECT_FALSE(IsLineOf(root, {{4, "a"}}, 6)) << "another one has begun that";
+  EXPECT_FALSE(IsLineOf(root, {{4, "a"}, {6, "x"}}, 6));
+  EXPECT_FALSE(IsLineOf(root, {{6, "x"}}, 1));
+  EXPECT_FALSE(IsLineOf(root, {{10, "x"}}, 10)) << "it has none";
+  EXPECT_FALSE(IsLineOf(root, {{2, "0"}}, 2)) << "too long ago";
+  EXPECT_FALSE(IsLineOf({}, {{4, "a"}}, 4));
 }
 
 // Of version 1's first writers, or damaged by hand: read as it is.
