@@ -32,7 +32,7 @@ void BindSave(py::module_& module) {
       .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
       .def("wait_kept", &PySave::WaitKept, "timeout"_a)
       .def("wait_durable", &PySave::WaitDurable, "timeout"_a)
-      .def("wait_ended", &PySave::WaitEnded, "timeout"_a);
+      .def("wait_ended", &PySave::WaitEnded, "timeout"_a, "or_kept"_a = false);
 
   py::class_<PyHold>(module, "Hold")
       .def("release", &PyHold::Release)

@@ -65,17 +65,19 @@ class PySave {
   void WaitDurable(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
   }
-  /// Whether it has ended within the timeout. Its failure stays unheard, for the user.
-  [[nodiscard]] bool WaitEnded(std::optional<double> timeout) const {
+  /// Whether it has ended, or is kept in memory, if that is enough, within the timeout. Its failure stays unheard, for
+  /// the user.
+  [[nodiscard]] bool WaitEnded(std::optional<double> timeout, bool or_kept) const {
     watcher_->EndStep();
     const Watcher::Waiting waiting(*watcher_);
-    static_cast<void>(Interruptible([end = DeadlineFrom(timeout)] { return end; },
-                                    [&](Deadline slice) {
-                                      return ended() || Inside::Of(save_).WaitEnded(slice)
-                                                 ? Status()
-                                                 : Status(StatusCode::kDeadlineExceeded, "");
-                                    }));
-    return ended();
+    const auto over = [&](Deadline slice) {
+      SaveTask& save = Inside::Of(save_);
+      return watcher_->forked() || (or_kept ? save.WaitKeptOrEnded(slice) : save.WaitEnded(slice));
+    };
+    const auto waits = [&](Deadline slice) {
+      return over(slice) ? Status() : Status(StatusCode::kDeadlineExceeded, "");
+    };
+    return Interruptible([end = DeadlineFrom(timeout)] { return end; }, waits).ok();
   }
 
  private:

@@ -1,7 +1,8 @@
 """Reading waits for the saves of this process that it would read: else it would find an older checkpoint, or none.
 
 They are the saves of the step that was asked for, or all saves under the root if that is the newest, which were started
-before the call. A save that fails leaves what was committed before it, and its error stays with its handle.
+before the call. A save that fails leaves what was committed before it, and its error stays with its handle. A Checkpointer
+with a `memory` reads what it has kept there; other readers read the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ._errors import DeadlineExceeded
 from ._paths import step_named
 
 if TYPE_CHECKING:
-    from ._core import Save
+    from ._core import Checkpointer, Save
 
 _log = logging.getLogger("cairn")
 
@@ -33,7 +34,7 @@ class Paths(Protocol):
 path_stores: weakref.WeakSet[Any] = weakref.WeakSet()  # Of Paths.
 
 
-def wait_for(root: str, step: int | None, folder: str, timeout: float) -> None:
+def wait_for(root: str, step: int | None, folder: str, timeout: float, reader: Checkpointer | None = None) -> None:
     """Waits for the saves that a reader of this step (None: of the newest), or of a checkpoint's folder, would read.
 
     Raises DeadlineExceeded, with the save's name, after so many seconds.
@@ -52,12 +53,12 @@ def wait_for(root: str, step: int | None, folder: str, timeout: float) -> None:
         if started and os.path.realpath(writer.root) == root:
             writer.end_main_step()
             for save in started:
-                _wait(save, writer.root, end, timeout)
+                _wait(save, writer.root, end, timeout, or_kept=writer.core is reader)
 
 
-def _wait(save: Save, root: str, end: float, timeout: float) -> None:
+def _wait(save: Save, root: str, end: float, timeout: float, or_kept: bool) -> None:
     _log.debug("%s: reading waits for step %d, which is being saved", root, save.step)
-    if not save.wait_ended(max(0.0, end - time.monotonic())):
+    if not save.wait_ended(max(0.0, end - time.monotonic()), or_kept):
         raise DeadlineExceeded(
             f"{root}: expected step {save.step}, which this process saves, to be durable before it is read; found it "
             f"{save.stats()['phase']} after {timeout:g} s"

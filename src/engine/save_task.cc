@@ -68,6 +68,12 @@ bool SaveTask::WaitEnded(Deadline deadline) {
   return WaitUntil(&SaveTask::Ended, deadline);
 }
 
+bool SaveTask::WaitKeptOrEnded(Deadline deadline) {
+  if (!CheckProcess().ok()) return false;
+  MutexLock lock(mutex_);
+  return WaitUntil(&SaveTask::KeptOrEnded, deadline);
+}
+
 Status SaveTask::WaitDurable(Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);

@@ -96,8 +96,9 @@ class SaveTask {
   Status WaitDurable(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Waits until the engine does not read the tensors any more. False at the deadline. A failure stays unheard.
   [[nodiscard]] bool WaitTensorsFree(Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// The same, until the save has ended.
+  /// The same, until the save has ended; and until it is kept, or has ended.
   [[nodiscard]] bool WaitEnded(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool WaitKeptOrEnded(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Orders `stream` after the capture. Waits on the host until every copy is enqueued (or captured, if ordering the
   /// stream is not enough). Adds the wait to the stall. Ok for a save that has ended; so a save that has lost another
   /// GPU than the stream's is waited for until it ends.

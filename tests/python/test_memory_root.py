@@ -15,6 +15,7 @@ import cairn
 import pytest
 import torch
 from cairn._path_store import PathStore
+from hung_disk import Gate
 from jobs import ENVIRONMENT
 
 
@@ -92,6 +93,33 @@ def test_the_next_start_brings_it_to_the_disk(tmp_path: Path, memory: Path) -> N
         tree = state(0)
         assert reader.restore(tree)["epoch"] == 20
         assert torch.equal(tree["weight"], torch.full((300_000,), 20.0))
+
+
+LOADS_WHAT_IT_KEEPS = """
+import os, sys, cairn, torch
+checkpointer = cairn.Checkpointer(sys.argv[1], memory=sys.argv[2], host_memory="32MiB", io_queue="threads")
+for step in (1, 2):
+    checkpointer.save(step, {"weight": torch.full((300_000,), float(step)), "epoch": step}).kept()
+print(checkpointer.load()["epoch"], checkpointer.restore({"epoch": 0, "weight": torch.zeros(300_000)})["epoch"])
+checkpointer.save(3, {"weight": torch.full((300_000,), 3.0), "epoch": 3})
+print(checkpointer.load()["epoch"], flush=True)
+os._exit(0)
+"""
+
+
+def test_what_is_kept_is_read_while_the_disk_hangs(tmp_path: Path, memory: Path) -> None:
+    gate = Gate(tmp_path)
+    with gate.hold("mkdir", path=tmp_path / "run" / ".attempt"):
+        child = subprocess.run(
+            [sys.executable, "-c", LOADS_WHAT_IT_KEEPS, tmp_path / "run", memory],
+            check=False,
+            env=ENVIRONMENT | gate.environment,
+            timeout=100,  # Less than stall_timeout.
+            capture_output=True,
+            text=True,
+        )
+    assert child.stdout.split() == ["2", "2", "3"]
+    assert "without a checkpoint" not in child.stderr
 
 
 def test_what_was_overwritten_too_early_is_not_kept(tmp_path: Path, memory: Path) -> None:

@@ -57,7 +57,7 @@ class Reading:
 
     def wait_for_saves(self, step: int | None, folder: str = "") -> None:
         """Waits for the saves of this process that a reader would read. Raises DeadlineExceeded."""
-        _in_flight.wait_for(self._root, step, folder, self._timeout)
+        _in_flight.wait_for(self._root, step, folder, self._timeout, self._core)
 
     def refuse(self, why: BaseException, step: int | None = None, folder: str = "") -> None:
         """In place of `restore` or `restore_planned`, where this rank's arguments are wrong: the other ranks wait for it."""
