@@ -256,9 +256,13 @@ void MemoryRoot::GiveUpDrain(std::uint64_t step, std::string_view reason, Deadli
   {
     MutexLock lock(mutex_);
     const auto is_of = [step](const auto& task) { return task != nullptr && task->plan().step == step; };
-    if (expected_ != 0) return;  // A newer one: this step is refused.
+    const auto is_kept = [&](const auto& task) { return is_of(task) && task->stats().phase == SavePhase::kKept; };
+    // Its caller has heard that it is kept, and its engine is about to say so here.
+    while (std::ranges::any_of(expected_, is_kept) && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+    // A newer one: this step is refused.
+    if (std::ranges::any_of(expected_, [step](const auto& task) { return task->plan().step >= step; })) return;
     if (is_of(waiting_)) return LeaveOut(std::exchange(waiting_, nullptr), why);
-    if (waiting_ == nullptr && is_of(drain_)) drain = drain_;
+    if (is_of(drain_) && (waiting_ == nullptr || disk_.ledger->IsAbandoned(step))) drain = drain_;
   }
   if (drain == nullptr) return;
   static_cast<void>(drain->RequestCancel(why));
@@ -274,7 +278,7 @@ Status MemoryRoot::Accept(SavePlan& plan, Deadline deadline) {
 void MemoryRoot::Submit(const std::shared_ptr<SaveTask>& task) {
   {
     MutexLock lock(mutex_);
-    ++expected_;
+    expected_.push_back(task);
   }
   engine_->Submit(task);
 }
@@ -297,7 +301,7 @@ void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& out
   // A save may be cancelled with any status.
   if (failed && !task->cancelled()) TurnOff(outcome);
   MutexLock lock(mutex_);
-  --expected_;
+  std::erase(expected_, task);
   changed_.NotifyAll();
   if (outcome.ok()) OnKept(task);
 }
@@ -365,8 +369,8 @@ bool MemoryRoot::WaitIdle(Deadline deadline) const {
       MutexLock lock(mutex_);
       // Its waiters may have been told while the disk still has a part of it.
       const bool drains = drain_ != nullptr && !drain_->ended();
-      if (expected_ == 0 && waiting_ == nullptr && !drains) return true;
-      if (deadline.passed() || (expected_ == 0 && !drains && !disk_.engine->DiskHangs().ok())) return false;
+      if (expected_.empty() && waiting_ == nullptr && !drains) return true;
+      if (deadline.passed() || (expected_.empty() && !drains && !disk_.engine->DiskHangs().ok())) return false;
       if (!drains) {
         changed_.WaitUntil(mutex_, deadline);
         continue;

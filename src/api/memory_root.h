@@ -122,8 +122,8 @@ class MemoryRoot {
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
-  // Submitted, and not yet kept or failed.
-  int expected_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // Submitted, and not yet in one of the two below, left out or failed.
+  std::vector<std::shared_ptr<SaveTask>> expected_ CAIRN_GUARDED_BY(mutex_);
   // The disk's save of a kept one, until nothing of it is in flight any more.
   std::shared_ptr<SaveTask> drain_ CAIRN_GUARDED_BY(mutex_);
   // The kept save that is drained next.

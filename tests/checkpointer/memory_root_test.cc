@@ -158,6 +158,20 @@ TEST_F(MemoryRootTest, AStepMayBeSavedAnewBeforeTheDiskHasIt) {
   EXPECT_EQ(RestoreAndCompare(*reader, Step(2), kAnother), Status::Ok());
 }
 
+// A save's caller hears that it is kept before the memory root does.
+TEST_F(MemoryRootTest, AStepMayBeSavedAnewAsSoonAsItIsKept) {
+  const auto checkpointer = OpenOrFail(WithMemory());
+  ASSERT_NE(checkpointer, nullptr);
+  const auto state = SmallState(1);
+  for (int i = 0; i < SomeRounds(300, 10); ++i) {
+    const auto save = checkpointer->Save(1, state->state(), {.if_exists = IfExists::kReplace});
+    ASSERT_TRUE(save.ok()) << save.status();
+    ASSERT_EQ(save->WaitKept(Soon()), Status::Ok());
+  }
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+}
+
 TEST_F(MemoryRootTest, TheDiskGetsTheNewestThoughAnOlderOneIsKeptLater) {
   const auto plan = FaultPlan::Make();
   const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
