@@ -95,15 +95,15 @@ struct Options {
   /// process loses none (that of the machine does), and no save waits for the disk. Empty: none.
   ///
   /// The disk gets what it can take: whenever it is free, the newest that is kept. A save that a newer one has
-  /// overtaken before that never gets there (SaveHandle::WaitDurable), and the destructor waits for the newest; so it is
-  /// with what an earlier run has left there alone. Restore takes the newest of both places; a copy in memory that is
-  /// damaged is passed over for the disk's copy of the same save. Pinned saves, and those of keep_every, go to the disk
-  /// alone.
+  /// overtaken before that never gets there (SaveHandle::WaitDurable), and the destructor waits for the newest; so it
+  /// is with what an earlier run has left there alone. Restore takes the newest of both places; a copy in memory that
+  /// is damaged is passed over for the disk's copy of the same save. Pinned saves, and those of keep_every, go to the
+  /// disk alone.
   ///
   /// Takes max_in_flight + 2 times the state of memory, allocated by the first Save, and again by one of a larger
   /// state. Where that is more than the tmpfs, the machine or the control group has, an event says what is missing, and
   /// saves go to the disk alone. For one process, with checksums, and states in the CPU's memory. What is frozen is
-  /// written each time. Not while opened read_only.
+  /// written each time. Opened read_only, only reads look there.
   std::string memory_root = {};
   /// Only read: no lock is taken, nothing is removed, and every call that writes is refused.
   bool read_only = false;

@@ -149,7 +149,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
 }
 
 Status Checkpointer::Impl::OpenMemory(const Wiring& wiring) {
-  if (options.memory_root.empty()) return Status::Ok();
+  if (options.memory_root.empty() || options.read_only) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(const Devices::Found cpu, devices->Get({}));
   // Nothing there waits for a disk, and no ring is needed for it.
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice queue, ChooseIoQueue(IoQueueKind::kThreads, options.queue_depth));

@@ -11,6 +11,7 @@
 #include "group/solo_group.h"
 #include "io/disk_watch.h"
 #include "store/list.h"
+#include "store/memory_folder.h"
 #include "store/mirrors.h"
 
 namespace cairn {
@@ -20,7 +21,12 @@ Status Checkpointer::Impl::CheckReadable(const Selector& selector) const {
   return selector.folder().empty() ? root->CheckPath() : Status::Ok();
 }
 
-MemoryPlace Checkpointer::Impl::memory_place() const { return memory == nullptr ? MemoryPlace() : memory->place(); }
+MemoryPlace Checkpointer::Impl::memory_place() const {
+  if (memory != nullptr) return memory->place();
+  if (!options.read_only || options.memory_root.empty()) return {};
+  const Result<std::optional<WriterRecord>> record = ReadWriter(root->at());
+  return record.ok() && *record ? FindMemoryPlace(options.memory_root, **record) : MemoryPlace();
+}
 
 RestoreParts Checkpointer::Impl::MakeRestoreParts() {
   return {.queue = Reporting(make_queue, options.on_event),

@@ -67,10 +67,6 @@ Status CheckMemory(const Options& options) {
     return Error(StatusCode::kInvalidArgument, "memory_root: expected one process, found a group of {} ranks",
                  options.group->size());
   }
-  if (options.read_only) {
-    return Error(StatusCode::kInvalidArgument,
-                 "memory_root: expected a root that is opened for writing, found read_only");
-  }
   if (!options.checksums) {
     return Error(StatusCode::kInvalidArgument, "memory_root: expected checksums, found checksums off");
   }

@@ -172,6 +172,28 @@ TEST_F(MemoryRootTest, AStepMayBeSavedAnewAsSoonAsItIsKept) {
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
 }
 
+TEST_F(MemoryRootTest, AReaderThatIsGivenItReadsBothPlaces) {
+  const auto plan = FaultPlan::Make();
+  const auto checkpointer = OpenOrFail(WithMemory(), Through(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  Options reading = WithMemory();
+  reading.read_only = true;
+  const auto reader = OpenOrFail(reading);
+  ASSERT_NE(reader, nullptr);
+  const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
+  ASSERT_EQ(Keep(*checkpointer, 2), Status::Ok());
+
+  EXPECT_THAT(ListedSteps(*reader), ElementsAre(1, 2));
+  const auto state = SmallState(0);
+  const Result<Restored> restored = reader->Restore(Latest(), state->state());
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->step, 2U);
+  EXPECT_TRUE(Holds(*state, 2));
+  EXPECT_EQ(reader->Verify(Step(2)), Status::Ok());
+  gate.Release();
+}
+
 TEST_F(MemoryRootTest, TheDiskGetsTheNewestThoughAnOlderOneIsKeptLater) {
   const auto plan = FaultPlan::Make();
   const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
