@@ -316,9 +316,10 @@ TEST_F(MemoryRootTest, ADamagedCopyGoesWhenANewerOneIsKept) {
 
 class MemoryRootHangs : public MemoryRootTest {
  protected:
+  MemoryRootHangs() : MemoryRootTest("/dev/shm") {}  // Else the real disk may stall, too.
   [[nodiscard]] Options Stalling() {
     Options options = WithMemory();
-    options.stall_timeout = std::chrono::seconds(1);  // The real disk answers within it.
+    options.stall_timeout = std::chrono::seconds(1);
     options.on_event = messages_.callback();
     return options;
   }
@@ -507,7 +508,9 @@ TEST(MemoryRootCrash, LosesNothingKeptAtAnyOperation) {
         ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
         ASSERT_TRUE(!kept || checkpointer->stats().newest_step >= kept) << "the disk has it now";
         for (const std::uint64_t step : ListedSteps(*checkpointer)) {
-          ASSERT_EQ(RestoreAndCompare(*checkpointer, Step(step)), Status::Ok());
+          const Status read = RestoreAndCompare(*checkpointer, Step(step));
+          // What is not the newest in memory may go now.
+          ASSERT_TRUE(read.ok() || (read.code() == StatusCode::kNotFound && step < kept)) << read;
         }
         const auto state = SmallState(0);
         const Result<Restored> restored = checkpointer->Restore(Latest(), state->state());

@@ -71,6 +71,9 @@ inline Options InMemory(const std::string& root, const std::string& memory) {
 /// A root, and a folder on tmpfs for its memory root.
 class MemoryRootTest : public testing::Test {
  protected:
+  MemoryRootTest() = default;
+  explicit MemoryRootTest(const std::filesystem::path& disk) : dir_(disk) {}
+
   [[nodiscard]] Options WithMemory() { return InMemory(root_, memory_.path()); }
   [[nodiscard]] Options WithoutMemory() {
     Options options = WithMemory();
