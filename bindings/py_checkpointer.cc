@@ -40,6 +40,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, const py::dict& op
   const Given given(options);
   Options taken{.root = root};
   given.Take("memory", taken.memory_root);
+  given.Take("disk_every", taken.disk_every);
   given.Take("read_only", taken.read_only);
   given.Take("open_timeout", taken.open_timeout);
   given.Take("take_over", taken.take_over);

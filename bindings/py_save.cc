@@ -31,6 +31,7 @@ void BindSave(py::module_& module) {
       .def("release", &PySave::Release)
       .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
       .def("wait_kept", &PySave::WaitKept, "timeout"_a)
+      .def("want", &PySave::Want)
       .def("wait_durable", &PySave::WaitDurable, "timeout"_a)
       .def("wait_ended", &PySave::WaitEnded, "timeout"_a, "or_kept"_a = false);
 

@@ -62,6 +62,7 @@ class PySave {
   void WaitKept(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitKept(deadline); });
   }
+  void Want() const { Inside::Of(save_).Want(); }
   void WaitDurable(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
   }

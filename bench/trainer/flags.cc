@@ -118,6 +118,9 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   app.add_option("--memory-root", flags.memory_root,
                  "Keep each save first in this folder on tmpfs, for example /dev/shm: the disk gets what it can take")
       ->needs("--checkpoint-dir");
+  app.add_option("--disk-every", flags.disk_every,
+                 "With --memory-root: the disk gets a save only if it is N steps above the last one that it got")
+      ->needs("--memory-root");
   app.add_option("--every", flags.every, "Save after every N steps, and after the last")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -39,6 +39,7 @@ struct Flags {
   std::string checkpoint_dir;
   /// If empty, no save is kept in memory first.
   std::string memory_root;
+  std::uint64_t disk_every = 0;
   std::uint64_t every = 10;
   bool resume = false;
   int in_flight = 2;

@@ -57,6 +57,7 @@ std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags, const 
   if (flags.checkpoint_dir.empty()) return nullptr;
   cairn::Options options{.root = flags.checkpoint_dir,
                          .memory_root = flags.memory_root,
+                         .disk_every = flags.disk_every,
                          .keep_last = flags.keep,
                          .max_in_flight = flags.in_flight,
                          .on_event = PrintEvent,

@@ -175,7 +175,7 @@ def without_memory(options: Mapping[str, Any]) -> None:
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("keep_last", "keep_every", "trace_events"), whole),
+    **dict.fromkeys(("disk_every", "keep_last", "keep_every", "trace_events"), whole),
     **dict.fromkeys(
         (
             *("max_in_flight", "queue_depth", "worker_threads", "copy_streams", "file_mode", "directory_mode"),

@@ -58,6 +58,8 @@ def wait_for(root: str, step: int | None, folder: str, timeout: float, reader: C
 
 def _wait(save: Save, root: str, end: float, timeout: float, or_kept: bool) -> None:
     _log.debug("%s: reading waits for step %d, which is being saved", root, save.step)
+    if not or_kept:
+        save.want()
     if not save.wait_ended(max(0.0, end - time.monotonic()), or_kept):
         raise DeadlineExceeded(
             f"{root}: expected step {save.step}, which this process saves, to be durable before it is read; found it "

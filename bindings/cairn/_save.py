@@ -142,6 +142,7 @@ class Save:
         return self._core.cancel()
 
     def __await__(self) -> Generator[Any, None, int]:
+        self._core.want()
         # Whoever gives up by a timeout has not heard how the save ended.
         yield from asyncio.to_thread(self._core.wait_ended, None).__await__()
         return self.result()

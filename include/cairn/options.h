@@ -105,6 +105,10 @@ struct Options {
   /// saves go to the disk alone. For one process, with checksums, and states in the CPU's memory. What is frozen is
   /// written each time. Opened read_only, only reads look there.
   std::string memory_root = {};
+  /// With memory_root: the disk gets a save only if its step is at least so many above that of the last one that it
+  /// got; 0: whenever it is free. Whoever waits for the disk (Drain, SaveHandle::WaitDurable, the destructor) has it
+  /// get the newest at once.
+  std::uint64_t disk_every = 0;
   /// Only read: no lock is taken, nothing is removed, and every call that writes is refused.
   bool read_only = false;
   /// How long Open waits while another process writes the root, before it fails and names that process. A restarted job

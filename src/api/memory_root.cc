@@ -71,9 +71,11 @@ std::pair<std::uint64_t, std::uint64_t> PlaceInTime(const SaveTask& task) {
 }
 
 Status Overtaken(const SaveTask& task, const SaveTask& by) {
-  return Error(StatusCode::kCancelled,
-               "step {}: kept in memory, and left out of the disk: step {} was kept before the disk was free",
-               task.plan().step, by.plan().step);
+  return Error(
+      StatusCode::kCancelled,
+      "step {}: kept in memory, and left out of the disk: step {} was kept before the disk was free, or before "
+      "it was due",
+      task.plan().step, by.plan().step);
 }
 
 const CheckpointInfo& InfoOf(const CheckpointInfo& one) { return one; }
@@ -181,6 +183,9 @@ MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<Chec
       left_(std::move(left)) {
   ledger_.RetireDamaged();
   disk_.ledger->ShareOrder();
+  const std::optional<Ledger::Newest> newest = disk_.ledger->FindNewest();
+  MutexLock lock(mutex_);
+  if (newest) drained_ = newest->step;
 }
 
 MemoryRoot::~MemoryRoot() = default;
@@ -221,6 +226,7 @@ void MemoryRoot::DrainFound() {
   const auto task = std::make_shared<SaveTask>(std::move(plan), *std::move(snapshot), std::vector<DeviceEvents>(),
                                                SaveTask::Clock::now(), disk_.engine->inbox());
   task->MarkInMemory();
+  task->Want();
   Notify(
       {.step = info.step,
        .message = fmt::format("step {}, which an earlier run has kept in {}, goes to the disk", info.step, info.path),
@@ -313,18 +319,38 @@ void MemoryRoot::OnKept(const std::shared_ptr<SaveTask>& task) {
     return LeaveOut(task,
                     Error(StatusCode::kCancelled, "step {}: kept in memory alone: the checkpointer was closed", step));
   }
-  if (drain_ == nullptr) return Drain(task);
   // A younger one may have been kept before it.
   const std::shared_ptr<SaveTask>& other = waiting_ != nullptr ? waiting_ : drain_;
-  const bool newer = PlaceInTime(*other) < PlaceInTime(*task);
-  if (newer && waiting_ != nullptr) LeaveOut(waiting_, Overtaken(*waiting_, *task));
+  const bool newer = other == nullptr || PlaceInTime(*other) < PlaceInTime(*task);
   if (!newer) return LeaveOut(task, Overtaken(*task, *other));
+  if (waiting_ != nullptr) LeaveOut(waiting_, Overtaken(*waiting_, *task));
   waiting_ = task;
+  // Before it is known whether somebody does.
+  task->OnWanted([this, inbox = engine_->inbox()] {
+    inbox->Post([this] {
+      MutexLock lock(mutex_);
+      BeginDrain();
+    });
+  });
+  BeginDrain();
+}
+
+bool MemoryRoot::IsDue(const SaveTask& task) const {
+  const std::uint64_t every = disk_.options.disk_every;
+  if (every == 0 || !drained_ || task.wanted()) return true;
+  // After a restore of an older one it is below.
+  return task.plan().step < *drained_ || task.plan().step - *drained_ >= every;
+}
+
+void MemoryRoot::BeginDrain(bool wanted) {
+  if (drain_ != nullptr || waiting_ == nullptr || stopping_ || (!wanted && !IsDue(*waiting_))) return;
+  Drain(std::exchange(waiting_, nullptr));
 }
 
 void MemoryRoot::Drain(const std::shared_ptr<SaveTask>& task) {
   SavePlan plan = task->plan();
   plan.hold = {};  // Its caller has released it.
+  drained_ = plan.step;
   drain_ = std::make_shared<SaveTask>(std::move(plan), task->TakeSnapshot(), std::vector<DeviceEvents>(), task->begun(),
                                       disk_.engine->inbox());
   drain_->Drain(task);
@@ -349,7 +375,8 @@ void MemoryRoot::OnGoneFromDisk(const std::shared_ptr<SaveTask>& task) {
   if (drain_ != task) return;
   drain_ = nullptr;
   Unpin(task->plan());
-  if (waiting_ != nullptr) Drain(std::exchange(waiting_, nullptr));
+  if (task->stats().phase != SavePhase::kDurable) drained_.reset();
+  BeginDrain();
   engine_->Retire();
   changed_.NotifyAll();
 }
@@ -362,11 +389,12 @@ Status MemoryRoot::RemoveStep(IoQueue& queue, std::uint64_t step) {
   return removal.status;
 }
 
-bool MemoryRoot::WaitIdle(Deadline deadline) const {
+bool MemoryRoot::WaitIdle(Deadline deadline) {
   while (true) {
     std::shared_ptr<SaveTask> drain;
     {
       MutexLock lock(mutex_);
+      if (!deadline.passed() && expected_.empty()) BeginDrain(/*wanted=*/true);
       // Its waiters may have been told while the disk still has a part of it.
       const bool drains = drain_ != nullptr && !drain_->ended();
       if (expected_.empty() && waiting_ == nullptr && !drains) return true;

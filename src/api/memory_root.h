@@ -22,8 +22,9 @@ namespace cairn {
 /// drain begins: a save of the same attempt by the disk's engine, which reads the mapped shard, sums it again, and
 /// commits only if the sums are those of before.
 ///
-///  - One save is drained at a time. Of those that are kept meanwhile the newest waits; it begins when that has ended.
-///    One that it overtakes is left out of the disk, which its waiters hear at once.
+///  - One save is drained at a time. Of those that are kept meanwhile the newest waits; it begins when that has ended,
+///    and it is due (Options::disk_every) or somebody waits for it. One that it overtakes is left out of the disk,
+///    which its waiters hear at once.
 ///  - Retention keeps the newest in memory, and those that are drained or wait. So a slot more than saves in flight is
 ///    in use for each of these two, and no more.
 ///  - The disk's ledger has admitted every save, and counts it as in flight until it is durable or left out. So lines,
@@ -82,9 +83,9 @@ class MemoryRoot {
   /// As Checkpointer::Remove: what is kept of the step. NotFound if nothing is.
   [[nodiscard]] Status RemoveStep(IoQueue& queue, std::uint64_t step);
 
-  /// Waits until each save has ended: is durable, left out or failed. False at the deadline, or if one waits for a disk
-  /// that hangs.
-  [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
+  /// Waits until each save has ended: is durable, left out or failed. The newest is due, unless the deadline has passed
+  /// already. False at the deadline, or if one waits for a disk that hangs.
+  [[nodiscard]] bool WaitIdle(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// What WaitIdle waits for, in words; empty if nothing.
   [[nodiscard]] std::string Busy() const CAIRN_EXCLUDES(mutex_);
   /// Engine::AddStats of both engines.
@@ -103,6 +104,9 @@ class MemoryRoot {
   /// It is kept: the disk gets it, unless a newer one is.
   void OnKept(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
   void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool IsDue(const SaveTask& task) const CAIRN_REQUIRES(mutex_);
+  /// The drain of the one that waits, if there is none, and it is due or `wanted`.
+  void BeginDrain(bool wanted = false) CAIRN_REQUIRES(mutex_);
   void Drain(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
   /// Ends a kept save that the disk does not get.
   void LeaveOut(const std::shared_ptr<SaveTask>& task, Status why);
@@ -129,6 +133,8 @@ class MemoryRoot {
   // The kept save that is drained next.
   std::shared_ptr<SaveTask> waiting_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t drains_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // The step of the last one; none if it failed.
+  std::optional<std::uint64_t> drained_ CAIRN_GUARDED_BY(mutex_);
   bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
 
   std::unique_ptr<Engine> engine_;

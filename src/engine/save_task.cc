@@ -74,8 +74,30 @@ bool SaveTask::WaitKeptOrEnded(Deadline deadline) {
   return WaitUntil(&SaveTask::KeptOrEnded, deadline);
 }
 
+void SaveTask::Want() {
+  if (!CheckProcess().ok()) return;
+  std::function<void()> call;
+  {
+    MutexLock lock(mutex_);
+    wanted_ = true;
+    call = std::exchange(on_wanted_, {});
+  }
+  if (call) call();
+}
+
+void SaveTask::OnWanted(std::function<void()> call) {
+  MutexLock lock(mutex_);
+  if (!wanted_ && !Ended()) on_wanted_ = std::move(call);
+}
+
+bool SaveTask::wanted() const {
+  MutexLock lock(mutex_);
+  return wanted_;
+}
+
 Status SaveTask::WaitDurable(Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
+  Want();
   MutexLock lock(mutex_);
   return WaitUntil(&SaveTask::Ended, deadline) ? Told(status_) : Late("durable");
 }
@@ -348,6 +370,7 @@ void SaveTask::FinishLocked(Status status) {
     Advance(status_.ok() ? SavePhase::kDurable : SavePhase::kFailed);
   }
   ended_ = true;
+  on_wanted_ = {};
   changed_.NotifyAll();
 }
 

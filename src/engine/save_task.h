@@ -84,6 +84,11 @@ class SaveTask {
   /// of the failure of that one has heard of this one's.
   void Drain(std::shared_ptr<SaveTask> kept) { kept_save_ = std::move(kept); }
 
+  /// Calls it once, on the caller's thread, when somebody wants it before it has ended. If that is so already, it is
+  /// not called.
+  void OnWanted(std::function<void()> call) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool wanted() const CAIRN_EXCLUDES(mutex_);
+
   // Constant from then on.
   [[nodiscard]] bool drains() const { return kept_save_ != nullptr; }
   [[nodiscard]] const SavePlan& plan() const { return plan_; }
@@ -94,6 +99,8 @@ class SaveTask {
   /// Until it is kept; without a memory root, until it is durable.
   Status WaitKept(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status WaitDurable(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Somebody waits until it has ended: if it is kept, the disk should get it though it is not due. See OnWanted.
+  void Want() CAIRN_EXCLUDES(mutex_);
   /// Waits until the engine does not read the tensors any more. False at the deadline. A failure stays unheard.
   [[nodiscard]] bool WaitTensorsFree(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// The same, until the save has ended; and until it is kept, or has ended.
@@ -234,6 +241,8 @@ class SaveTask {
   // The save no longer needs its events.
   bool events_unused_ CAIRN_GUARDED_BY(mutex_) = false;
   bool held_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool wanted_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::function<void()> on_wanted_ CAIRN_GUARDED_BY(mutex_);
   std::optional<Status> cancelled_ CAIRN_GUARDED_BY(mutex_);
   std::optional<Status> tensors_released_ CAIRN_GUARDED_BY(mutex_);
 };

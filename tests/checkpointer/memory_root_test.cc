@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "api/checkpointer_impl.h"
@@ -170,6 +171,57 @@ TEST_F(MemoryRootTest, AStepMayBeSavedAnewAsSoonAsItIsKept) {
   }
   EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+}
+
+TEST_F(MemoryRootTest, TheDiskGetsWhatIsDue) {
+  Options options = WithMemory();
+  options.disk_every = 10;
+  auto checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(Keep(*checkpointer, 1), Status::Ok());
+  ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  std::vector<SaveHandle> saves;
+  for (std::uint64_t step = 2; step <= 11; ++step) {
+    saves.push_back(Save(*checkpointer, step).value());
+    ASSERT_EQ(saves.back().WaitKept(Soon()), Status::Ok());
+  }
+  EXPECT_EQ(saves.back().WaitDurable(Soon()), Status::Ok());
+  EXPECT_EQ(saves.front().WaitDurable(Soon()).code(), StatusCode::kCancelled);
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 11));
+
+  // One that somebody waits for is due, and the newest, once somebody waits for all.
+  const SaveHandle wanted = Save(*checkpointer, 12).value();
+  EXPECT_EQ(wanted.WaitDurable(Soon()), Status::Ok());
+  ASSERT_EQ(Keep(*checkpointer, 13), Status::Ok());
+  const SaveHandle newest = Save(*checkpointer, 14).value();
+  ASSERT_EQ(newest.WaitKept(Soon()), Status::Ok());
+  EXPECT_EQ(newest.stats().phase, SavePhase::kKept);
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  EXPECT_EQ(newest.status(), Status::Ok());
+  EXPECT_EQ(newest.stats().phase, SavePhase::kDurable);
+  ASSERT_EQ(Keep(*checkpointer, 15), Status::Ok());
+  checkpointer.reset();
+  EXPECT_THAT(NamesIn(memory_.path()), IsEmpty());
+  const auto reader = OpenOrFail(WithoutMemory());
+  ASSERT_NE(reader, nullptr);
+  EXPECT_THAT(ListedSteps(*reader), ElementsAre(1, 11, 12, 14, 15));
+}
+
+// A step below what the disk has is of another line: it is due.
+TEST_F(MemoryRootTest, TheDiskGetsWhatFollowsAnOlderStep) {
+  Options options = WithMemory();
+  options.disk_every = 10;
+  const auto checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+  for (const std::uint64_t step : {1, 11}) ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
+  ASSERT_EQ(RestoreAndCompare(*checkpointer, Step(1)), Status::Ok());
+
+  const SaveHandle save = Save(*checkpointer, 2).value();
+
+  ASSERT_EQ(save.WaitKept(Soon()), Status::Ok());
+  const Deadline end = Soon();
+  while (save.stats().phase != SavePhase::kDurable && !end.passed()) std::this_thread::yield();
+  EXPECT_EQ(save.stats().phase, SavePhase::kDurable);
 }
 
 TEST_F(MemoryRootTest, AReaderThatIsGivenItReadsBothPlaces) {
