@@ -54,6 +54,26 @@ TEST(KilledTrainer, StepReportedDurableExists) {
   }
 }
 
+TEST(KilledTrainer, GoesOnWithTheLastStepThatItKept) {
+  const TempDir root;
+  const TempDir memory{"/dev/shm"};
+  const std::vector<std::string> arguments = {"--steps",   "1000000",       "--every",
+                                              "1",         "--resume",      "--checkpoint-dir",
+                                              root.path(), "--memory-root", memory.path()};
+  TrainingProcess training(arguments);
+  std::optional<std::string> kept;
+  for (int lines = 0; lines < 5; ++lines) kept = training.NextLine("kept ");
+  ASSERT_TRUE(kept) << training.output();
+  training.Kill();
+  EXPECT_EQ(training.Finish(), -SIGKILL);
+
+  TrainingProcess again(arguments);
+
+  const std::optional<std::string> resumed = again.NextLine("resumed ");
+  ASSERT_TRUE(resumed) << again.output();
+  EXPECT_GE(NumberAfter(*resumed, "step"), NumberAfter(*kept, "step"));
+}
+
 struct Training {
   const char* name;
   std::vector<std::string> arguments;
