@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -120,6 +121,33 @@ def test_what_is_kept_is_read_while_the_disk_hangs(tmp_path: Path, memory: Path)
         )
     assert child.stdout.split() == ["2", "2", "3"]
     assert "without a checkpoint" not in child.stderr
+
+
+def test_the_disk_gets_what_is_due_or_waited_for(tmp_path: Path, memory: Path) -> None:
+    with opened(tmp_path, memory, disk_every=10, keep_last=0) as checkpointer:
+
+        async def awaited(step: int) -> int:
+            return await checkpointer.save(step, state(step))
+
+        checkpointer.save(1, state(1)).wait(60)
+        for step in range(2, 11):
+            checkpointer.save(step, state(step)).kept(60)
+        due = checkpointer.save(11, state(11))
+        due.add_done_callback(lambda save: save.result())
+        due.wait(60)
+        checkpointer.save(12, state(12)).kept(60)
+        assert asyncio.run(asyncio.wait_for(awaited(13), 60)) == 13
+        checkpointer.save(14, state(14)).kept(60)
+    with cairn.Checkpointer(tmp_path, read_only=True, host_memory="32MiB") as reader:
+        assert reader.steps() == [1, 11, 13, 14]
+
+
+def test_a_reader_that_is_given_the_memory_reads_both_places(tmp_path: Path, memory: Path) -> None:
+    command = [sys.executable, "-c", KEEPS_AND_DIES, tmp_path, memory]
+    assert subprocess.run(command, check=False, env=ENVIRONMENT, timeout=120).returncode == -9
+    with opened(tmp_path, memory, read_only=True) as reader:
+        assert reader.restore(state(0))["epoch"] == 20
+    assert len(list(memory.iterdir())) == 1
 
 
 def test_what_was_overwritten_too_early_is_not_kept(tmp_path: Path, memory: Path) -> None:
