@@ -137,6 +137,7 @@ TEST_F(MemoryRootFound, ADamagedOneIsNeverCommitted) {
     ASSERT_NE(checkpointer, nullptr);
     EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
     EXPECT_THAT(messages.Seen(), Contains(HasSubstr("step 2: not written to the disk: bytes 0 to 1048576")));
+    EXPECT_EQ(Save(*checkpointer, 1).status().code(), StatusCode::kFailedPrecondition) << "first restore";
     const auto state = SmallState(0);
     EXPECT_EQ(checkpointer->Restore(Latest(), state->state()).status().code(), StatusCode::kCorrupt);
     // Who goes on from an older one is not told again.
