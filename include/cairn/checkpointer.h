@@ -360,7 +360,7 @@ class Checkpointer {
   class Impl;
   explicit Checkpointer(std::unique_ptr<Impl> impl);
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Make(const Options& options, const Wiring& wiring,
-                                                                  std::uint64_t& announced);
+                                                                  std::uint64_t& announced, std::string& memory_said);
   std::unique_ptr<Impl> impl_;
 };
 

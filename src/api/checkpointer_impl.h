@@ -58,7 +58,8 @@ class Checkpointer::Impl {
   const std::shared_ptr<Metrics> metrics;
   const double opened_at = UnixSeconds();
   std::string root_path;
-  std::string root_id;  // Empty if the root has no `.writer`.
+  std::string root_id;      // Empty if the root has no `.writer`.
+  std::string memory_said;  // On other ranks than 0: see OpenSharedRoot.
   std::string queue_name;
   std::string queue_reason;
   IoQueueFactory make_queue;

@@ -15,7 +15,10 @@
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "base/uuid.h"
+#include "engine/agreement.h"
+#include "group/prefixed_group.h"
 #include "restore/open.h"
+#include "store/locks.h"
 #include "store/memory_folder.h"
 #include "store/names.h"
 #include "store/remove.h"
@@ -47,11 +50,12 @@ Options OptionsInMemory(Options options, std::string path) {
 Result<std::unique_ptr<Root>> OpenIn(const std::string& path, const MemoryRoot::Parts& parts) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
   return Root::Open(*queue, {.path = path,
+                             .coordinator = parts.group->rank() == 0,
                              .wait = parts.options.open_timeout,
                              .take_over = parts.options.take_over,
                              .file_mode = kFileMode,
                              .directory_mode = kFolderMode,
-                             .id = parts.root->id(),
+                             .id = parts.group->rank() == 0 ? parts.id : std::string(),
                              .in_memory = true});
 }
 
@@ -78,6 +82,22 @@ Status Overtaken(const SaveTask& task, const SaveTask& by) {
       task.plan().step, by.plan().step);
 }
 
+/// Whether the next one would fail as well; not if it lies in the ranks' calls, or in that one of them is late.
+bool MemoryFails(const Status& outcome, bool alone) {
+  switch (outcome.code()) {
+    case StatusCode::kOk:
+    case StatusCode::kCancelled:
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kDeadlineExceeded:
+      return false;
+    case StatusCode::kAlreadyExists:
+    case StatusCode::kFailedPrecondition:
+      return alone;
+    default:
+      return true;
+  }
+}
+
 const CheckpointInfo& InfoOf(const CheckpointInfo& one) { return one; }
 const CheckpointInfo& InfoOf(const StoredCheckpoint& one) { return one.info; }
 
@@ -95,8 +115,34 @@ const T* NewestOf(const std::vector<T>& list) {
 }  // namespace
 
 Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
+  const bool leads = parts.group->rank() == 0;
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<MemoryRoot> made, leads ? Lead(std::move(parts)) : Join(std::move(parts)));
+  if (made != nullptr) CAIRN_RETURN_IF_ERROR(made->Start());
+  return made;
+}
+
+Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Join(Parts parts) {
+  const std::string& folder = parts.options.memory_root;
+  CAIRN_ASSIGN_OR_RETURN(const std::string path, MakeMemoryFolder(folder, parts.id));
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, OpenIn(path, parts));
+  if (const Status seen = root->CheckSeen(parts.of_rank0.writer_id); !seen.ok()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "memory_root: expected the folder that rank 0 has opened, found {} on rank {}: {}", path,
+                 parts.group->rank(), seen.message());
+  }
+  std::optional<StoredCheckpoint> left;
+  if (!parts.of_rank0.found_attempt.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> found, ListCheckpoints(root->at()));
+    for (StoredCheckpoint& one : found) {
+      if (one.info.attempt == parts.of_rank0.found_attempt) left = std::move(one);
+    }
+  }
+  return std::unique_ptr<MemoryRoot>(new MemoryRoot(std::move(parts), std::move(root), {}, std::move(left)));
+}
+
+Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Lead(Parts parts) {
   const Options& options = parts.options;
-  const std::string& id = parts.root->id();
+  const std::string id = parts.id;
   const auto warn = [&options](std::string message, std::string path) {
     options.on_event(
         {.severity = Severity::kWarning, .message = std::move(message), .phase = "open", .path = std::move(path)});
@@ -147,32 +193,40 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
   }
   std::vector<CheckpointInfo> infos;
   for (StoredCheckpoint& one : found) infos.push_back(std::move(one.info));
-  std::unique_ptr<MemoryRoot> made(
+  return std::unique_ptr<MemoryRoot>(
       new MemoryRoot(std::move(parts), std::move(root), std::move(infos), std::move(left)));
-  const Parts& disk = made->disk_;
+}
+
+Status MemoryRoot::Start() {
   EngineParts engine;
-  engine.options = OptionsInMemory(disk.options, path);
-  engine.root = made->root_->at();
-  engine.root_id = id;
+  engine.options = OptionsInMemory(disk_.options, root_->path());
+  engine.root = root_->at();
+  engine.root_id = disk_.id;
   engine.in_memory = true;
-  engine.begin_line = [raw = disk.engine](std::uint64_t line, StatusDone done) {
+  engine.begin_line = [raw = disk_.engine](std::uint64_t line, StatusDone done) {
     raw->BeginLine(line, std::move(done));
   };
-  engine.admitted_by = disk.ledger;
-  engine.check_writer = [raw = made->root_.get()] { return raw->CheckWriter(); };
-  engine.devices = {disk.cpu};
-  engine.pool = disk.pool;
-  engine.workers = disk.workers;
-  engine.ledger = &made->ledger_;
-  engine.trace = disk.trace;
-  engine.metrics = disk.metrics;
-  engine.on_gone = [raw = made.get()](const std::shared_ptr<SaveTask>& task, const Status& outcome) {
-    raw->OnGone(task, outcome);
+  engine.admitted_by = disk_.ledger;
+  engine.check_writer = [raw = root_.get()] { return raw->CheckWriter(); };
+  engine.devices = {disk_.cpu};
+  engine.pool = disk_.pool;
+  engine.workers = disk_.workers;
+  engine.ledger = leads() ? &ledger_ : nullptr;
+  engine.trace = disk_.trace;
+  engine.metrics = disk_.metrics;
+  engine.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt) {
+    OnGone(task, outcome, attempt);
   };
-  engine.queue = disk.queue;
-  engine.group = disk.group;
-  CAIRN_ASSIGN_OR_RETURN(made->engine_, Engine::Start(std::move(engine)));
-  return made;
+  engine.on_moved = [this](const std::shared_ptr<SaveTask>& task) { OnMoved(task); };
+  engine.queue = disk_.queue;
+  engine.group = disk_.group;
+  if (room_ != nullptr) engine.group = std::make_shared<PrefixedGroup>(disk_.group, "memory/");
+  CAIRN_ASSIGN_OR_RETURN(engine_, Engine::Start(std::move(engine)));
+  if (room_ == nullptr) return Status::Ok();
+  room_->Begin();
+  // What killed runs have left is gone before any rank looks for slots.
+  static_cast<void>(engine_->WaitIdle(Deadline::In(disk_.options.group_timeout / 2)));
+  return Status::Ok();
 }
 
 MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found,
@@ -180,8 +234,10 @@ MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<Chec
     : disk_(std::move(parts)),
       root_(std::move(root)),
       ledger_(std::move(found), /*keep_last=*/1, /*keep_every=*/0, disk_.root->line()),
-      left_(std::move(left)) {
+      left_(std::move(left)),
+      room_(disk_.group->size() == 1 ? nullptr : std::make_shared<RoomOfRanks>(disk_.group)) {
   ledger_.RetireDamaged();
+  if (disk_.ledger == nullptr) return;
   disk_.ledger->ShareOrder();
   const std::optional<Ledger::Newest> newest = disk_.ledger->FindNewest();
   MutexLock lock(mutex_);
@@ -191,26 +247,41 @@ MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<Chec
 MemoryRoot::~MemoryRoot() = default;
 
 Result<std::unique_ptr<Snapshot>> MemoryRoot::ReadBack(const StoredCheckpoint& stored) {
-  if (stored.manifest.shards.size() != 1) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected the shard of one process, found {} shards",
-                 stored.info.path, stored.manifest.shards.size());
+  const auto rank = static_cast<std::size_t>(disk_.group->rank());
+  if (!IsOfThisWorld(stored)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected as many shards as there are processes, {}, found {}",
+                 stored.info.path, disk_.group->size(), stored.manifest.shards.size());
   }
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, disk_.queue());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, stored));
-  ShardFile& file = opened.files.front();
-  const PathAt path = JoinPath(JoinPath(root_->at(), StepName(stored.info.step)), ShardName(0));
+  ShardFile& file = opened.files.at(rank);
+  const PathAt path = JoinPath(JoinPath(root_->at(), StepName(stored.info.step)), ShardName(rank));
   CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<MappedFile> mapped,
                          engine_->mapped_files().Map(path, file.fd, file.length));
   std::byte* const data = mapped->data() + file.header.data_begin;
   return Snapshot::OfStored(std::move(file.header), {mapped, data}, disk_.pool->chunk_bytes());
 }
 
+bool MemoryRoot::IsOfThisWorld(const StoredCheckpoint& stored) const {
+  return stored.manifest.shards.size() == static_cast<std::size_t>(disk_.group->size());
+}
+
+std::string MemoryRoot::found_attempt() const {
+  return left_ && IsOfThisWorld(*left_) ? left_->info.attempt : std::string();
+}
+
 void MemoryRoot::DrainFound() {
   if (!left_) return;
   const StoredCheckpoint stored = *std::exchange(left_, std::nullopt);
   const CheckpointInfo& info = stored.info;
+  const std::string attempt = info.attempt;
   Result<std::unique_ptr<Snapshot>> snapshot = ReadBack(stored);
   if (!snapshot.ok()) {
+    if (leads()) {
+      AnnounceLeftOut(info.step, attempt, snapshot.status());
+    } else {
+      disk_.group->Send("prepared/" + attempt, EncodePrepared({.failure = snapshot.status()}));
+    }
     // Whoever reads it hears the same.
     return Notify({.severity = Severity::kWarning,
                    .step = info.step,
@@ -222,24 +293,55 @@ void MemoryRoot::DrainFound() {
   }
   SavePlan plan{
       .step = info.step, .attempt = info.attempt, .line = info.line, .parent = stored.manifest.parent, .found = true};
-  disk_.ledger->Resume(plan);
+  if (leads()) disk_.ledger->Resume(plan);
   const auto task = std::make_shared<SaveTask>(std::move(plan), *std::move(snapshot), std::vector<DeviceEvents>(),
                                                SaveTask::Clock::now(), disk_.engine->inbox());
   task->MarkInMemory();
   task->Want();
-  Notify(
-      {.step = info.step,
-       .message = fmt::format("step {}, which an earlier run has kept in {}, goes to the disk", info.step, info.path),
-       .phase = "open",
-       .path = info.path});
+  if (leads()) {
+    Notify(
+        {.step = info.step,
+         .message = fmt::format("step {}, which an earlier run has kept in {}, goes to the disk", info.step, info.path),
+         .phase = "open",
+         .path = info.path});
+  }
   MutexLock lock(mutex_);
-  OnKept(task);
+  OnKept(task, attempt);
 }
 
-bool MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) {
-  if (off_) return false;
+Status MemoryRoot::Allocate(std::uint64_t bytes) {
+  return AllocateSlots(root_->at(), static_cast<std::uint64_t>(disk_.group->rank()), SlotsOf(disk_.options), bytes);
+}
+
+Result<bool> MemoryRoot::AgreeOnRoom(std::uint64_t bytes) {
+  if (!agreed_) {
+    if (!std::exchange(said_room_, true)) room_->Say(Allocate(bytes));
+    const std::optional<Status> all = room_->Verdict(Deadline::In(disk_.options.group_timeout));
+    if (!all) {
+      return Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
+                   "memory_root: not all ranks have said within group_timeout that they have room for a save");
+    }
+    agreed_ = all->ok();
+    if (!all->ok()) {
+      FreeSlots(root_->at(), static_cast<std::uint64_t>(disk_.group->rank()), SlotsOf(disk_.options));
+      TurnOff(*all);
+      return false;
+    }
+  }
+  // Other ranks hear from rank 0 what is not kept any more, and then it goes to the disk.
+  if (off_ && leads() && !std::exchange(told_off_, true)) engine_->AnnounceOff();
+  return !off_ || !leads();
+}
+
+void MemoryRoot::RefuseRoom(const Status& why) {
+  if (room_ != nullptr && !off_ && !std::exchange(said_room_, true)) room_->Say(why);
+}
+
+Result<bool> MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) {
+  if (gone()) return false;
   // Headers vary a little from save to save.
   const std::uint64_t needed = AlignUp(bytes, kBlock) + AlignUp(header + header / 4, std::uint64_t{64} << 10);
+  if (room_ != nullptr) return AgreeOnRoom(needed);
   // A save cuts its slot to its own length.
   if (needed + kMuchLess < slot_bytes_) slot_bytes_ = needed;
   if (needed <= slot_bytes_) return true;
@@ -248,7 +350,7 @@ bool MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline de
     if (!engine_->WaitIdle(deadline)) return false;
     MutexLock lock(mutex_);  // So that no drain ends, and lets retention begin.
     if (!engine_->WaitIdle(Deadline::In({}))) continue;
-    allocated = AllocateSlots(root_->at(), SlotsOf(disk_.options), needed);
+    allocated = Allocate(needed);
     slot_bytes_ = needed;
   }
   if (!allocated.ok()) TurnOff(allocated);
@@ -256,6 +358,7 @@ bool MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline de
 }
 
 void MemoryRoot::GiveUpDrain(std::uint64_t step, std::string_view reason, Deadline deadline) {
+  if (!leads()) return;
   const Status why =
       Error(StatusCode::kCancelled, "step {}: kept in memory, and {} before the disk had it", step, reason);
   std::shared_ptr<SaveTask> drain;
@@ -276,17 +379,18 @@ void MemoryRoot::GiveUpDrain(std::uint64_t step, std::string_view reason, Deadli
 }
 
 Status MemoryRoot::Accept(SavePlan& plan, Deadline deadline) {
+  if (!leads()) return Status::Ok();
   CAIRN_RETURN_IF_ERROR(ledger_.Accept(plan, deadline));
   plan.attempt = MakeUuid();
   return Status::Ok();
 }
 
-void MemoryRoot::Submit(const std::shared_ptr<SaveTask>& task) {
+void MemoryRoot::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
   {
     MutexLock lock(mutex_);
     expected_.push_back(task);
   }
-  engine_->Submit(task);
+  engine_->Submit(task, std::move(given_up));
 }
 
 void MemoryRoot::TurnOff(const Status& why) {
@@ -300,25 +404,24 @@ void MemoryRoot::TurnOff(const Status& why) {
           .path = root_->path()});
 }
 
-void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) {
-  const bool failed = !outcome.ok() && outcome.code() != StatusCode::kCancelled &&
-                      outcome.code() != StatusCode::kInvalidArgument &&
-                      outcome.code() != StatusCode::kDeadlineExceeded && outcome.detail() != StatusDetail::kDiskHangs;
+void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt) {
+  const bool failed = MemoryFails(outcome, room_ == nullptr) && outcome.detail() != StatusDetail::kDiskHangs;
   // A save may be cancelled with any status.
-  if (failed && !task->cancelled()) TurnOff(outcome);
+  if (failed && leads() && !task->cancelled()) TurnOff(outcome);
   MutexLock lock(mutex_);
   std::erase(expected_, task);
   changed_.NotifyAll();
-  if (outcome.ok()) OnKept(task);
+  if (outcome.ok()) OnKept(task, attempt);
 }
 
-void MemoryRoot::OnKept(const std::shared_ptr<SaveTask>& task) {
+void MemoryRoot::OnKept(const std::shared_ptr<SaveTask>& task, const std::string& attempt) {
   const std::uint64_t step = task->plan().step;
   ledger_.SetPinned(step, true);
   if (stopping_) {
     return LeaveOut(task,
                     Error(StatusCode::kCancelled, "step {}: kept in memory alone: the checkpointer was closed", step));
   }
+  if (!leads()) return AwaitDrain(task, attempt);
   // A younger one may have been kept before it.
   const std::shared_ptr<SaveTask>& other = waiting_ != nullptr ? waiting_ : drain_;
   const bool newer = other == nullptr || PlaceInTime(*other) < PlaceInTime(*task);
@@ -344,11 +447,73 @@ bool MemoryRoot::IsDue(const SaveTask& task) const {
 
 void MemoryRoot::BeginDrain(bool wanted) {
   if (drain_ != nullptr || waiting_ == nullptr || stopping_ || (!wanted && !IsDue(*waiting_))) return;
-  Drain(std::exchange(waiting_, nullptr));
+  const std::shared_ptr<SaveTask> next = std::exchange(waiting_, nullptr);
+  Drain(next, next->plan().attempt);
 }
 
-void MemoryRoot::Drain(const std::shared_ptr<SaveTask>& task) {
+void MemoryRoot::OnMoved(const std::shared_ptr<SaveTask>& task) {
+  TurnOff(Error(StatusCode::kCancelled, "rank 0 does not keep saves any more"));
+  task->MoveTo(disk_.engine->inbox());
+  disk_.engine->Submit(task);
+  MutexLock lock(mutex_);
+  std::erase(expected_, task);
+  changed_.NotifyAll();
+}
+
+void MemoryRoot::AwaitDrain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) {
+  undecided_.emplace(attempt, task);
+  WatchRank0();
+  // Nothing is posted any more once that engine has stopped, and this ends later.
+  disk_.group->Await("attempt/" + attempt, Deadline::Infinite(),
+                     [this, attempt, inbox = disk_.engine->inbox()](Result<std::string> heard) {
+                       inbox->Post([this, attempt, heard = std::move(heard)] { OnDecided(attempt, heard); });
+                     });
+}
+
+void MemoryRoot::WatchRank0() {
+  if (std::exchange(watching_, true)) return;
+  // Nobody announces it: its deadline is what it is for.
+  disk_.group->Await(fmt::format("memory/watch/{}", watches_++), Deadline::In(disk_.options.group_timeout),
+                     [this, inbox = disk_.engine->inbox()](const Result<std::string>& heard) {
+                       inbox->Post([this, ended = heard.status()] { OnWatched(ended); });
+                     });
+}
+
+void MemoryRoot::OnWatched(const Status& ended) {
+  MutexLock lock(mutex_);
+  watching_ = false;
+  // If the group is lost, what is undecided hears it.
+  if (undecided_.empty() || ended.code() != StatusCode::kDeadlineExceeded) return;
+  if (WriterLock::IsTaken(root_->at()) && root_->CheckSeen(disk_.of_rank0.writer_id).ok()) return WatchRank0();
+  for (const auto& [attempt, task] : std::exchange(undecided_, {})) {
+    LeaveOut(task, Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
+                         "step {}: kept in memory alone: rank 0 has ended before the disk had it", task->plan().step));
+  }
+  changed_.NotifyAll();
+}
+
+void MemoryRoot::OnDecided(const std::string& attempt, const Result<std::string>& heard) {
+  MutexLock lock(mutex_);
+  const auto found = undecided_.extract(attempt);
+  if (found.empty()) return;
+  const std::shared_ptr<SaveTask>& task = found.mapped();
+  const Result<AttemptProposal> said = heard.ok() ? DecodeAttempt(*heard) : heard.status();
+  if (said.ok() && said->refusal.ok()) {
+    Drain(task, attempt);
+  } else if (said.ok()) {
+    LeaveOut(task, said->refusal);
+  } else {
+    LeaveOut(task,
+             Error(said.status().code(), "step {}: kept in memory; rank 0 did not say whether the disk gets it: {}",
+                   task->plan().step, said.status().message()));
+  }
+  changed_.NotifyAll();
+}
+
+void MemoryRoot::Drain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) {
   SavePlan plan = task->plan();
+  plan.attempt = attempt;
+  plan.drain = true;
   plan.hold = {};  // Its caller has released it.
   drained_ = plan.step;
   drain_ = std::make_shared<SaveTask>(std::move(plan), task->TakeSnapshot(), std::vector<DeviceEvents>(), task->begun(),
@@ -358,10 +523,16 @@ void MemoryRoot::Drain(const std::shared_ptr<SaveTask>& task) {
   disk_.engine->Submit(drain_);
 }
 
+void MemoryRoot::AnnounceLeftOut(std::uint64_t step, const std::string& attempt, const Status& why) const {
+  if (room_ != nullptr) disk_.group->Announce("attempt/" + attempt, EncodeAttempt({.step = step, .refusal = why}));
+}
+
 void MemoryRoot::LeaveOut(const std::shared_ptr<SaveTask>& task, Status why) {
-  disk_.ledger->Withdraw(task->plan());
+  const SavePlan& plan = task->plan();
+  if (disk_.ledger != nullptr) disk_.ledger->Withdraw(plan);
+  if (leads()) AnnounceLeftOut(plan.step, plan.attempt, why);
   task->DropSnapshot();
-  Unpin(task->plan());
+  Unpin(plan);
   task->Finish(std::move(why));
 }
 
@@ -397,7 +568,7 @@ bool MemoryRoot::WaitIdle(Deadline deadline) {
       if (!deadline.passed() && expected_.empty()) BeginDrain(/*wanted=*/true);
       // Its waiters may have been told while the disk still has a part of it.
       const bool drains = drain_ != nullptr && !drain_->ended();
-      if (expected_.empty() && waiting_ == nullptr && !drains) return true;
+      if (expected_.empty() && waiting_ == nullptr && undecided_.empty() && !drains) return true;
       if (deadline.passed() || (expected_.empty() && !drains && !disk_.engine->DiskHangs().ok())) return false;
       if (!drains) {
         changed_.WaitUntil(mutex_, deadline);
@@ -412,7 +583,8 @@ bool MemoryRoot::WaitIdle(Deadline deadline) {
 std::string MemoryRoot::Busy() const {
   if (engine_->HasSaves()) return engine_->Busy();
   MutexLock lock(mutex_);
-  if (waiting_ != nullptr) return fmt::format("step {}, kept in memory, waits for the disk", waiting_->plan().step);
+  const std::shared_ptr<SaveTask> waits = undecided_.empty() ? waiting_ : undecided_.begin()->second;
+  if (waits != nullptr) return fmt::format("step {}, kept in memory, waits for the disk", waits->plan().step);
   if (drain_ == nullptr) return {};
   return fmt::format("step {}, kept in memory, is written to the disk", drain_->plan().step);
 }
@@ -439,14 +611,18 @@ void MemoryRoot::AddStats(CheckpointerStats& stats) const {
 void MemoryRoot::StopDraining() {
   MutexLock lock(mutex_);
   stopping_ = true;
-  if (waiting_ == nullptr) return;
-  const std::shared_ptr<SaveTask> left = std::exchange(waiting_, nullptr);
-  LeaveOut(left, Error(StatusCode::kCancelled,
-                       "step {}: kept in memory alone: the checkpointer was closed before the disk was free",
-                       left->plan().step));
+  std::vector<std::shared_ptr<SaveTask>> left;
+  if (waiting_ != nullptr) left.push_back(std::exchange(waiting_, nullptr));
+  for (const auto& [attempt, task] : std::exchange(undecided_, {})) left.push_back(task);
+  for (const std::shared_ptr<SaveTask>& task : left) {
+    LeaveOut(task, Error(StatusCode::kCancelled,
+                         "step {}: kept in memory alone: the checkpointer was closed before the disk was free",
+                         task->plan().step));
+  }
 }
 
 void MemoryRoot::Close(bool removes) {
+  if (!leads()) return;
   const auto warn = [this](std::string message, std::optional<std::uint64_t> step = std::nullopt) {
     Notify({.severity = Severity::kWarning,
             .step = step,

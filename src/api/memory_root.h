@@ -2,12 +2,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "api/memory_ranks.h"
 #include "base/mutex.h"
 #include "cairn/checkpointer.h"
 #include "engine/engine.h"
@@ -27,6 +29,9 @@ namespace cairn {
 ///    which its waiters hear at once.
 ///  - Retention keeps the newest in memory, and those that are drained or wait. So a slot more than saves in flight is
 ///    in use for each of these two, and no more.
+///  - Of several ranks, which are on one node, all have the same folder, and each its shards' slots. Rank 0 decides
+///    what is drained; the others hear it by the attempt's id (attempt/, see Coordination), or that it is left out, and
+///    why.
 ///  - The disk's ledger has admitted every save, and counts it as in flight until it is durable or left out. So lines,
 ///    steps and parents are decided in one place. A kept commit waits until its line is recorded on the disk.
 class MemoryRoot {
@@ -36,6 +41,11 @@ class MemoryRoot {
     /// Resolved.
     Options options;
     Root* root = nullptr;
+    /// The root's id.
+    std::string id;
+    /// On other ranks than 0.
+    MemoryOfRank0 of_rank0;
+    /// Null on other ranks.
     Ledger* ledger = nullptr;
     Engine* engine = nullptr;
     BufferPool* pool = nullptr;
@@ -49,9 +59,12 @@ class MemoryRoot {
   /// Null if what lies there is another root's, which an event says. What is of lines that the disk's root has not
   /// begun is moved aside. Errors as for MakeMemoryFolder and Root::Open.
   [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Open(Parts parts);
-  /// Once both engines may call this: what an earlier run has left here, and the disk does not have, is drained, as if
-  /// it had been kept now. An event says why not, if its files are damaged.
+  /// Once both engines may call this, on all ranks: what an earlier run has left here, and the disk does not have, is
+  /// drained, as if it had been kept now. An event says why not, if its files are damaged, or of another number of
+  /// ranks.
   void DrainFound() CAIRN_EXCLUDES(mutex_);
+  /// What that will be, if it is of as many ranks; else empty.
+  [[nodiscard]] std::string found_attempt() const;
   /// StopDraining comes before, and both engines have stopped.
   ~MemoryRoot();
   MemoryRoot(const MemoryRoot&) = delete;
@@ -60,21 +73,30 @@ class MemoryRoot {
   [[nodiscard]] Engine& engine() const { return *engine_; }
   [[nodiscard]] Root& root() const { return *root_; }
   /// For reads.
-  [[nodiscard]] MemoryPlace place() const { return {.path = root_->path(), .root = disk_.root->id()}; }
+  [[nodiscard]] MemoryPlace place() const { return {.path = root_->path(), .root = disk_.id}; }
   /// Saves are kept. No more after a failure of the memory, or where it has no room.
   [[nodiscard]] bool in_use() const { return !off_; }
 
-  /// Before a save of so many bytes with a header of about that length: whether there is room for it. Allocates the
-  /// slots, or larger ones. One call at a time.
-  [[nodiscard]] bool MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Before a save of so many bytes with a header of about that length: whether it is to be submitted here. Allocates
+  /// the slots, or larger ones; of several ranks all have them, or none. An error if that is not known in time. One
+  /// call at a time.
+  [[nodiscard]] Result<bool> MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline)
+      CAIRN_EXCLUDES(mutex_);
+  /// Instead of that, if this rank cannot keep its first save: then no rank keeps any.
+  void RefuseRoom(const Status& why);
+  /// Of several ranks: all keep their saves, so that a save that one of them gives up is to be said here.
+  [[nodiscard]] bool shared() const { return agreed_ && !off_; }
+  /// No save is kept any more, and every rank knows it.
+  [[nodiscard]] bool gone() const { return off_ && !agreed_; }
   /// Before its step is saved anew, or in another line, or removed: the `reason`. The disk need not get what is kept of
   /// it, if that is the newest. Waits until it is not in flight.
   void GiveUpDrain(std::uint64_t step, std::string_view reason, Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// Takes a save that the disk's ledger has admitted.
+  /// Takes a save that the disk's ledger has admitted. On other ranks than 0 it does nothing.
   [[nodiscard]] Status Accept(SavePlan& plan, Deadline deadline);
   /// Unless it is submitted.
   void Withdraw(const SavePlan& plan) { ledger_.Withdraw(plan); }
-  void Submit(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
+  /// `given_up` as in Engine::Submit.
+  void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
   /// From the disk's engine: see EngineParts::on_gone.
   void OnGoneFromDisk(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
   /// A reader has found a checkpoint there damaged.
@@ -99,17 +121,35 @@ class MemoryRoot {
  private:
   MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<CheckpointInfo> found,
              std::optional<StoredCheckpoint> left);
-  /// Maps its shard.
+  [[nodiscard]] bool IsOfThisWorld(const StoredCheckpoint& stored) const;
+  /// Maps its shard of this rank.
   [[nodiscard]] Result<std::unique_ptr<Snapshot>> ReadBack(const StoredCheckpoint& stored);
   /// It is kept: the disk gets it, unless a newer one is.
-  void OnKept(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
-  void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) CAIRN_EXCLUDES(mutex_);
+  void OnKept(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
+  /// On rank 0.
+  [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Lead(Parts parts);
+  [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Join(Parts parts);
+  [[nodiscard]] Status Start();
+  [[nodiscard]] bool leads() const { return disk_.group->rank() == 0; }
+  [[nodiscard]] Status Allocate(std::uint64_t bytes);
+  [[nodiscard]] Result<bool> AgreeOnRoom(std::uint64_t bytes);
+  void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt)
+      CAIRN_EXCLUDES(mutex_);
+  void OnMoved(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
+  /// On other ranks than 0: what rank 0 does with what is kept.
+  void AwaitDrain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
+  void OnDecided(const std::string& attempt, const Result<std::string>& heard) CAIRN_EXCLUDES(mutex_);
+  /// While anything is undecided: looks each group_timeout whether rank 0 is alive, which on one node its lock tells.
+  void WatchRank0() CAIRN_REQUIRES(mutex_);
+  void OnWatched(const Status& ended) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool IsDue(const SaveTask& task) const CAIRN_REQUIRES(mutex_);
   /// The drain of the one that waits, if there is none, and it is due or `wanted`.
   void BeginDrain(bool wanted = false) CAIRN_REQUIRES(mutex_);
-  void Drain(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
-  /// Ends a kept save that the disk does not get.
+  void Drain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
+  /// Ends a kept save that the disk does not get, on rank 0 for all ranks.
   void LeaveOut(const std::shared_ptr<SaveTask>& task, Status why);
+  /// To the other ranks, if there are any.
+  void AnnounceLeftOut(std::uint64_t step, const std::string& attempt, const Status& why) const;
   /// Retention may take it.
   void Unpin(const SavePlan& plan);
   void TurnOff(const Status& why);
@@ -121,6 +161,12 @@ class MemoryRoot {
   // See DrainFound.
   std::optional<StoredCheckpoint> left_;
   std::atomic<bool> off_ = false;
+  // Null for a rank alone; and whether all ranks are known to have room, of one caller of MakeRoom after the other.
+  const std::shared_ptr<RoomOfRanks> room_;
+  std::atomic<bool> agreed_ = false;
+  // Rank 0 has told the others that it is off.
+  bool told_off_ = false;
+  bool said_room_ = false;
   // Of a slot; of one caller of MakeRoom after the other.
   std::uint64_t slot_bytes_ = 0;
 
@@ -128,7 +174,11 @@ class MemoryRoot {
   mutable CondVar changed_;
   // Submitted, and not yet in one of the two below, left out or failed.
   std::vector<std::shared_ptr<SaveTask>> expected_ CAIRN_GUARDED_BY(mutex_);
-  // The disk's save of a kept one, until nothing of it is in flight any more.
+  // On other ranks than 0: what is kept, by its attempt, until rank 0 drains it or leaves it out.
+  std::map<std::string, std::shared_ptr<SaveTask>> undecided_ CAIRN_GUARDED_BY(mutex_);
+  bool watching_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::uint64_t watches_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // The disk's save of a kept one, until nothing of it is in flight any more; on other ranks than 0 the last one.
   std::shared_ptr<SaveTask> drain_ CAIRN_GUARDED_BY(mutex_);
   // The kept save that is drained next.
   std::shared_ptr<SaveTask> waiting_ CAIRN_GUARDED_BY(mutex_);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "api/checkpointer_impl.h"
+#include "api/memory_ranks.h"
 #include "api/memory_root.h"
 #include "api/resolve_options.h"
 #include "api/restore_from.h"
@@ -56,7 +57,7 @@ void Checkpointer::Impl::ReportNodeRanks(const NodeRanks& node) const {
 
 Status Checkpointer::Impl::OpenRoot() {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, Reporting(make_queue, options.on_event)());
-  CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group));
+  CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group, memory_said));
   root_path = root->path();
   Warn(root->notes(), "open");
   root_id = root->id();
@@ -135,7 +136,8 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.trace = &trace;
   parts.metrics = metrics.get();
   parts.on_ended = [this] { SaveEnded(); };
-  parts.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& /*outcome*/) {
+  parts.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& /*outcome*/,
+                         const std::string& /*attempt*/) {
     if (memory != nullptr) memory->OnGoneFromDisk(task);
   };
   parts.queue = make_queue;
@@ -149,6 +151,11 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
 }
 
 Status Checkpointer::Impl::OpenMemory(const Wiring& wiring) {
+  MemoryOfRank0 of_rank0;
+  if (group->rank() != 0 && !options.read_only) {
+    CAIRN_ASSIGN_OR_RETURN(of_rank0, CheckMemoryOfRank0(options, group->rank(), memory_said));
+    if (of_rank0.writer_id.empty()) return Status::Ok();
+  }
   if (options.memory_root.empty() || options.read_only) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(const Devices::Found cpu, devices->Get({}));
   // Nothing there waits for a disk, and no ring is needed for it.
@@ -157,6 +164,8 @@ Status Checkpointer::Impl::OpenMemory(const Wiring& wiring) {
       memory,
       MemoryRoot::Open({.options = options,
                         .root = root.get(),
+                        .id = root_id,
+                        .of_rank0 = of_rank0,
                         .ledger = ledger.get(),
                         .engine = engine.get(),
                         .pool = pool.get(),
@@ -204,14 +213,19 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options)
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
   std::uint64_t announced = 0;
-  Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring, announced);
-  AnnounceOpened(options, announced, opened.ok() ? opened->get()->impl_->root->writer_id() : std::string(),
+  std::string memory_said;
+  Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring, announced, memory_said);
+  AnnounceOpened(options, announced, opened.ok() ? opened->get()->impl_->root->writer_id() : std::string(), memory_said,
                  opened.status());
+  const Status together = MeetInMemory(options, memory_said, opened.status());
+  if (opened.ok() && !together.ok()) return together;
+  // Last: from now on both engines use it.
+  if (opened.ok() && opened->get()->impl_->memory != nullptr) opened->get()->impl_->memory->DrainFound();
   return opened;
 }
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options, const Wiring& wiring,
-                                                         std::uint64_t& announced) {
+                                                         std::uint64_t& announced, std::string& memory_said) {
   const std::shared_ptr<Group> group = options.group != nullptr ? options.group : std::make_shared<SoloGroup>();
   const bool depends = DependOnNodeRanks(options);
   const NodeRanks node =
@@ -243,9 +257,17 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   if (group->rank() == 0 && !options.read_only) {
     CAIRN_RETURN_IF_ERROR(BringNewest(impl->options, [&] { AnnounceGoesOn(options, announced); }));
   }
-  CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
+  const Status found = impl->OpenRoot();
+  memory_said = impl->memory_said;
+  CAIRN_RETURN_IF_ERROR(found);
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
   CAIRN_RETURN_IF_ERROR(impl->OpenMemory(wiring));
+  if (group->rank() == 0 && !options.memory_root.empty()) {
+    const MemoryRoot* const memory = impl->memory.get();
+    memory_said = SayMemory(memory == nullptr ? MemoryOfRank0()
+                                              : MemoryOfRank0{.writer_id = memory->root().writer_id(),
+                                                              .found_attempt = memory->found_attempt()});
+  }
   if (!metrics_path.empty()) {
     CAIRN_ASSIGN_OR_RETURN(
         impl->metrics_file,
@@ -253,7 +275,6 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
             std::move(metrics_path), [impl = impl.get()] { return impl->MetricsText(); }, impl->options.on_event));
   }
   CAIRN_RETURN_IF_ERROR(impl->StartMirrors(command, wiring));
-  if (impl->memory != nullptr) impl->memory->DrainFound();  // Last: from now on both engines use it.
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
 }
 

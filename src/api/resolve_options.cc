@@ -63,10 +63,6 @@ int Share(std::uint64_t of_node, std::uint64_t ranks_of_node, std::uint64_t leas
 }
 
 Status CheckMemory(const Options& options) {
-  if (options.group != nullptr && options.group->size() > 1) {
-    return Error(StatusCode::kInvalidArgument, "memory_root: expected one process, found a group of {} ranks",
-                 options.group->size());
-  }
   if (!options.checksums) {
     return Error(StatusCode::kInvalidArgument, "memory_root: expected checksums, found checksums off");
   }

@@ -47,7 +47,7 @@ std::shared_ptr<SaveTask> Checkpointer::Impl::SubmitFailed(std::uint64_t step, s
                                                            SaveTask::Clock::time_point begun, const Status& why) {
   auto task = std::make_shared<SaveTask>(SavePlan{.step = step, .sequence = sequence}, nullptr,
                                          std::vector<DeviceEvents>(), begun, engine->inbox());
-  engine->Submit(task, why);
+  memory != nullptr && memory->shared() ? memory->Submit(task, why) : engine->Submit(task, why);
   return task;
 }
 
@@ -71,10 +71,11 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   const auto waiting = SaveTask::Clock::now();
   const Result<bool> kept = IsKept(step, *share->table, values, save_options);
   if (!kept.ok()) return refuse(kept.status());
-  if (memory != nullptr && (save_options.if_exists == IfExists::kReplace || ledger->IsAbandoned(step))) {
+  if (memory != nullptr && ledger != nullptr &&
+      (save_options.if_exists == IfExists::kReplace || ledger->IsAbandoned(step))) {
     memory->GiveUpDrain(step, "saved anew", Deadline::In(options.full_timeout));
   }
-  Engine& saver = *kept ? memory->engine() : *engine;
+  Engine& saver = *kept && memory->in_use() ? memory->engine() : *engine;
   Result<SavePlan> plan = Admit(step, save_options.if_exists, saver);
   const auto stall = SaveTask::Clock::now() - waiting;
   // Not an error of this call: training goes on, and its saves do once the disk answers.
@@ -160,16 +161,19 @@ Engine& Checkpointer::Impl::Saver() const { return Keeps() ? memory->engine() : 
 Result<bool> Checkpointer::Impl::IsKept(std::uint64_t step, const TensorTable& table, const Values& values,
                                         const SaveOptions& save_options) {
   const bool due = save_options.pin || (options.keep_every != 0 && step % options.keep_every == 0);
-  if (!Keeps() || due) return false;
+  if (memory == nullptr || memory->gone() || due) return false;
   // A header has, in JSON, of each tensor its name (maybe of a part, too) and numbers, and the values, escaped.
   std::uint64_t header = 9 * DivideUp(table.bytes(), kChecksumBlock);
   std::uint64_t bytes = table.bytes();
   for (std::size_t i = 0; i < table.size(); ++i) {
     const TensorEntry& tensor = table[i];
     if (tensor.device.kind != DeviceKind::kCpu || tensor.written_by_streams) {
-      return Error(StatusCode::kInvalidArgument,
-                   "memory_root: expected tensors in the CPU's memory, which no GPU writes, found \"{}\" {}",
-                   tensor.name, tensor.written_by_streams ? "in pinned memory" : "on " + ToString(tensor.device));
+      Status refused =
+          Error(StatusCode::kInvalidArgument,
+                "memory_root: expected tensors in the CPU's memory, which no GPU writes, found \"{}\" {}", tensor.name,
+                tensor.written_by_streams ? "in pinned memory" : "on " + ToString(tensor.device));
+      memory->RefuseRoom(refused);
+      return refused;
     }
     header += 512 + 4 * tensor.name.size();
   }

@@ -88,8 +88,11 @@ class Search {
 
   [[nodiscard]] int rank() const { return shared_.group.rank(); }
   [[nodiscard]] bool chooses() const { return rank() == 0; }
-  /// Of what was chosen without fallback: the same checkpoint elsewhere.
-  [[nodiscard]] bool has_copy() const { return next_ < candidates_.size(); }
+  /// Lies in the root in memory.
+  [[nodiscard]] bool InMemory(const CheckpointInfo& info) const {
+    const std::string& memory = shared_.parts.memory.path;
+    return !memory.empty() && info.path.starts_with(memory + "/");
+  }
   [[nodiscard]] bool alone() const { return shared_.group.size() == 1; }
   [[nodiscard]] std::string Key(const char* kind) const { return fmt::format("{}/{}", kind, round_); }
   [[nodiscard]] static Status Cancelled() { return {StatusCode::kCancelled, "the restore was cancelled"}; }
@@ -150,7 +153,7 @@ std::optional<Result<Restored>> Search::Run() {
       continue;
     }
     PassOver(choice, verdict);
-    if (!shared_.selector.fall_back() && !has_copy()) return *first_failure_;
+    if (!shared_.selector.fall_back() && !choice.has_copy) return *first_failure_;
   }
 }
 
@@ -192,6 +195,8 @@ Result<ChoiceMessage> Search::ChooseNext() {
                              .step = info.step,
                              .attempt = info.attempt,
                              .path = info.path,
+                             .in_memory = InMemory(info),
+                             .has_copy = next_ < candidates_.size(),
                              .refusal = status};
     }
   }
@@ -301,8 +306,8 @@ T Search::WaitFor(std::future<T> answer, T cancelled) const {
 
 Result<StoredCheckpoint> Search::Find(const ChoiceMessage& choice) const {
   const bool in_root = shared_.selector.folder().empty();
-  Result<std::vector<StoredCheckpoint>> found =
-      ChooseCheckpoints(shared_.root, in_root ? Step(choice.step) : shared_.selector);
+  Result<std::vector<StoredCheckpoint>> found = ChooseCheckpoints(
+      choice.in_memory ? shared_.parts.memory.path : shared_.root, in_root ? Step(choice.step) : shared_.selector);
   // Rank 0 has read this manifest: one that does not verify here is not there yet, like a folder without one.
   const bool unseen = found.status().code() == StatusCode::kCorrupt;
   if (!found.ok()) return unseen ? Status(StatusCode::kNotFound, found.status().message()) : found.status();
@@ -364,7 +369,7 @@ void Search::PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict
       .step = choice.step, .attempt = choice.attempt, .path = choice.path, .status = choice.refusal};
   damaged_.emplace(info.path, info.attempt);
   if (shared_.parts.on_damaged) shared_.parts.on_damaged(info);
-  if (!shared_.selector.fall_back() && !has_copy()) return;
+  if (!shared_.selector.fall_back() && !choice.has_copy) return;
   const std::string who = alone() ? "" : fmt::format("rank {}: ", verdict.rank);
   passed_over_.push_back(fmt::format("{}: {}{}", choice.path, who, verdict.status.message()));
   if (!shared_.parts.on_event) return;

@@ -1,5 +1,6 @@
 #include "api/shared_root.h"
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -13,7 +14,8 @@
 namespace cairn {
 namespace {
 
-// The first character of the message; the writer's id, or the outcome, follows.
+// The first character of the message; the writer's id, a line end and what is said of the memory root follow, or the
+// outcome.
 constexpr char kOpened = '=';
 constexpr char kFailed = '!';
 constexpr char kGoesOn = '~';
@@ -27,7 +29,7 @@ void AnnounceToRanks(const Options& options, std::uint64_t number, std::string m
 }
 
 /// Waits until rank 0 has opened the root. Returns its writer's id.
-Result<std::string> AwaitWriterId(const Options& options, Group& group) {
+Result<std::string> AwaitWriterId(const Options& options, Group& group, std::string& memory) {
   Result<std::string> heard = std::string(1, kGoesOn);
   for (std::uint64_t number = 0; heard.ok() && heard->starts_with(kGoesOn); ++number) {
     heard = AwaitMessage(group, RootKey(number), Deadline::In(options.group_timeout)).get();
@@ -37,7 +39,11 @@ Result<std::string> AwaitWriterId(const Options& options, Group& group) {
                  heard.status().message());
   }
   const std::string& message = *heard;
-  if (message.starts_with(kOpened)) return message.substr(1);
+  if (message.starts_with(kOpened)) {
+    const std::size_t end = std::min(message.find('\n'), message.size());
+    memory = message.substr(std::min(end + 1, message.size()));
+    return message.substr(1, end - 1);
+  }
   const std::optional<Status> failure =
       message.empty() ? std::nullopt : DecodeOutcome(std::string_view(message).substr(1));
   if (failure && !failure->ok()) return Error(failure->code(), failure->detail(), "rank 0: {}", failure->message());
@@ -64,9 +70,10 @@ Result<std::unique_ptr<Root>> OpenSeen(IoQueue& queue, const Options& options, c
 
 }  // namespace
 
-Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& options, Group& group) {
+Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& options, Group& group,
+                                             std::string& memory) {
   if (group.rank() == 0 || options.read_only) return OpenOwnRoot(queue, options, group);
-  CAIRN_ASSIGN_OR_RETURN(const std::string writer_id, AwaitWriterId(options, group));
+  CAIRN_ASSIGN_OR_RETURN(const std::string writer_id, AwaitWriterId(options, group, memory));
   std::optional<LateName> late;
   while (true) {
     Result<std::unique_ptr<Root>> root = OpenSeen(queue, options, group, writer_id);
@@ -86,8 +93,10 @@ void AnnounceGoesOn(const Options& options, std::uint64_t& sent) {
   AnnounceToRanks(options, sent++, std::string(1, kGoesOn));
 }
 
-void AnnounceOpened(const Options& options, std::uint64_t sent, const std::string& writer_id, const Status& status) {
-  AnnounceToRanks(options, sent, status.ok() ? kOpened + writer_id : kFailed + EncodeOutcome(status));
+void AnnounceOpened(const Options& options, std::uint64_t sent, const std::string& writer_id, const std::string& memory,
+                    const Status& status) {
+  const std::string more = memory.empty() ? memory : "\n" + memory;
+  AnnounceToRanks(options, sent, status.ok() ? kOpened + writer_id + more : kFailed + EncodeOutcome(status));
 }
 
 }  // namespace cairn

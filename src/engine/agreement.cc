@@ -213,6 +213,8 @@ std::string EncodeChoice(const ChoiceMessage& message) {
   object["asked"] = message.asked;
   object["step"] = message.step;
   object["path"] = message.path;
+  if (message.in_memory) object["in_memory"] = 1;
+  if (message.has_copy) object["has_copy"] = 1;
   return Dump(object);
 }
 
@@ -224,6 +226,8 @@ Result<ChoiceMessage> DecodeChoice(std::string_view text) {
       read.Take("path", message.path) &&
       (read.Has("code") ? read.Take(message.refusal) && !message.refusal.ok() : read.Take("attempt", message.attempt));
   if (!good) return InvalidMessage(0, text);
+  message.in_memory = read.Has("in_memory");
+  message.has_copy = read.Has("has_copy");
   return message;
 }
 

@@ -63,6 +63,10 @@ struct ChoiceMessage {
   std::string attempt;
   /// The coordinator's path, for messages. Empty if the restore ends with `refusal`.
   std::string path;
+  /// It is the one in the root in memory.
+  bool in_memory = false;
+  /// Another copy of it is tried if this one is damaged.
+  bool has_copy = false;
   /// Not ok: there is no attempt, because the manifest does not verify; or no checkpoint at all.
   Status refusal;
 };

@@ -45,7 +45,7 @@ struct EngineParts {
   /// kept. Lines are recorded on the disk, by `begin_line`, instead of `write_line`: Engine::BeginLine of its engine.
   bool in_memory = false;
   std::function<void(std::uint64_t line, StatusDone done)> begin_line;
-  /// The disk's ledger, then. Saves that are not kept are withdrawn there.
+  /// The disk's ledger, then, on the coordinator. Saves that are not kept are withdrawn there.
   Ledger* admitted_by = nullptr;
   WriterCheck check_writer;
   std::vector<std::shared_ptr<Device>> devices;
@@ -59,8 +59,11 @@ struct EngineParts {
   Metrics* metrics = nullptr;
   /// Called after each save's end, on the engine's thread.
   std::function<void()> on_ended;
-  /// The same, once nothing of it is in flight any more, before anything is retired for it. May be empty.
-  std::function<void(const std::shared_ptr<SaveTask>& task, const Status& outcome)> on_gone;
+  /// The same, once nothing of it is in flight any more, before anything is retired for it. `attempt` is empty if it
+  /// had none. May be empty.
+  std::function<void(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt)> on_gone;
+  /// In memory, on other ranks than the coordinator: the save has not begun, and is the disk's engine's now.
+  std::function<void(const std::shared_ptr<SaveTask>& task)> on_moved;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;
   std::uint64_t frozen_every = kFrozenEvery;

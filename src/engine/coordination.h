@@ -81,7 +81,7 @@ struct PreparedShards {
 
 /// The ranks' agreement on one save: steps 1 and 4 of the commit protocol (attempt.cc). For the engine's thread.
 ///
-/// The coordinator decides, and waits for nobody until all must be prepared. <n> counts its calls of Save:
+/// The coordinator decides, and waits for nobody until all must be prepared. <n> counts the saves of its engine:
 ///   attempt/<n>   announced: the save as the coordinator's ledger accepted it, or its refusal; with its step.
 ///   prepared/<n>  the only message of each other rank: its files' lengths and header digests, or, at once, why it
 ///                 fails. The first failure or mismatch fails the save for all.
@@ -92,6 +92,9 @@ struct PreparedShards {
 /// that is the rank's message for it, so there are no more messages than otherwise. If rank 0 had given an attempt up
 /// because this rank was missing, and this rank joins it too late, the call waits a little for another attempt of its
 /// step, and then fails with rank 0's reason.
+///
+/// A drain is no call: all ranks have kept the save, and know the attempt, whose id is the <n>. The others begin it
+/// when they have heard that it is announced (MemoryRoot).
 ///
 /// The coordinator creates the attempt's folder before it announces it; the others open it. The coordinator checks each
 /// shard through its own descriptor when the rank's message arrives. What is not visible is looked for (see LateName).
@@ -114,6 +117,9 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
     std::function<void(Status)> ended;
     /// After a failure: idle() has become true.
     std::function<void()> quiet;
+    /// In memory, on other ranks: the coordinator saves there no more, and this rank has not begun. The save goes to
+    /// the disk instead.
+    std::function<void()> moved;
     /// A forbidden transition (see Lifecycle).
     std::function<void(Status)> bug;
   };
@@ -164,7 +170,9 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   [[nodiscard]] std::chrono::nanoseconds twice_the_timeout() const {
     return 2 * std::min(timeout(), std::chrono::nanoseconds::max() / 2);
   }
-  [[nodiscard]] std::string Key(const char* kind) const { return fmt::format("{}/{}", kind, *number_); }
+  [[nodiscard]] std::string Key(const char* kind) const {
+    return plan_.drain ? fmt::format("{}/{}", kind, plan_.attempt) : fmt::format("{}/{}", kind, *number_);
+  }
   [[nodiscard]] std::string Restored() const { return plan_.parent ? plan_.parent->attempt : std::string(); }
   /// A group deadline for waits that begin before writing; wakes_at() comes first. No save takes longer, whatever the
   /// disk: a wait that nobody ends must not stay in the group for ever.
@@ -208,7 +216,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   const Callbacks callbacks_;
   Lifecycle<CoordinationStage> stage_{"the agreement of a save", CoordinationStage::kSilent, callbacks_.bug};
   Deadline wakes_at_ = Deadline::Infinite();
-  // The coordinator's number of this save, once known.
+  // The coordinator's number of this save, once known; 0 for a drain.
   std::optional<std::uint64_t> number_;
   std::shared_ptr<AttemptFolder> folder_;
 };

@@ -23,7 +23,7 @@ class Coordinator final : public Coordination {
       : Coordination(context, plan, std::move(callbacks)),
         shards_(static_cast<std::size_t>(group().size())),
         kept_(shards_.size()) {
-    number_ = plan.sequence;
+    if (!alone()) number_ = plan.drain ? 0 : context.line->NextNumber();
   }
 
   void Begin() override {

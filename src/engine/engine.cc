@@ -242,11 +242,28 @@ bool Engine::CopiesPaused() const {
 void Engine::RemoveEndedJobs() {
   bool ended = false;
   bool retires = false;
+  bool waits_to_move = false;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     const std::shared_ptr<SaveTask>& task = (*job)->task();
     const Status& status = (*job)->outcome();
     const bool was_behind = (*job)->told();
     const bool is_behind = (*job)->settled() && !(*job)->ended();
+    // In the order of their calls.
+    waits_to_move = waits_to_move || (*job)->moves();
+    if ((*job)->moved() && waits_to_move) {
+      ++job;
+      continue;
+    }
+    if ((*job)->moved()) {
+      {
+        MutexLock lock(mutex_);
+        std::erase(tasks_, task);
+        --started_;
+      }
+      context_.parts.on_moved(task);
+      job = jobs_.erase(job);
+      continue;
+    }
     if ((*job)->settled() && !was_behind) {
       const SaveStats stats = task->stats();
       retires = retires || status.ok();
@@ -280,7 +297,7 @@ void Engine::RemoveEndedJobs() {
       continue;
     }
     ended = true;
-    if (context_.parts.on_gone) context_.parts.on_gone(task, status);
+    if (context_.parts.on_gone) context_.parts.on_gone(task, status, (*job)->attempt());
     // Only now can a listing tell what has become of it.
     if (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome) retention_.RelistAfterNextSave();
     job = jobs_.erase(job);
@@ -376,6 +393,10 @@ void Engine::GiveUpLines(const Status& hangs) {
     std::exchange(
         *done, {})(Error(hangs.code(), hangs.detail(), "its line could not be begun on the disk: {}", hangs.message()));
   }
+}
+
+void Engine::AnnounceOff() {
+  context_.inbox->Post([this] { context_.line->AnnounceOff(); });
 }
 
 void Engine::Retire() {

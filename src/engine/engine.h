@@ -49,6 +49,8 @@ class Engine {
   /// For saves of another engine: calls `done`, on this one's thread, once the line is recorded in the root (see
   /// LineRecord::Ensure), or with the reason once the disk hangs.
   void BeginLine(std::uint64_t line, StatusDone done);
+  /// On the coordinator, of several ranks: no save is submitted any more. See SaveLine::AnnounceOff.
+  void AnnounceOff();
   /// What retention lets go has changed without a save.
   void Retire();
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }

@@ -25,6 +25,10 @@ class Follower final : public Coordination {
 
   void Begin() override {
     if (*stage_ != Stage::kSilent || !stage_.MoveTo(Stage::kNaming)) return;
+    if (plan_.drain) {
+      AwaitOutcome(0);
+      return Enter(plan_.attempt);
+    }
     call_ = context_.line->Call(plan_.step, LineCallbacks());
   }
 
@@ -37,9 +41,9 @@ class Follower final : public Coordination {
 
   void FailLocally(const Status& why) override {
     if (over()) return;
-    if (stage_ == Stage::kSilent) {
+    if (stage_ == Stage::kSilent && !plan_.drain) {
       context_.line->CallGivenUp(plan_.step, why);
-    } else if (!number_) {
+    } else if (!number_ && !plan_.drain) {
       context_.line->GiveUp(call_, why);
     } else if (stage_ != Stage::kAnswered && !has_written()) {
       SendFailure(why);
@@ -88,13 +92,23 @@ class Follower final : public Coordination {
   [[nodiscard]] SaveLine::Callbacks LineCallbacks() {
     const auto self = std::static_pointer_cast<Follower>(shared_from_this());
     return {.joined = [self](std::uint64_t number, const AttemptProposal& attempt) { self->Join(number, attempt); },
-            .failed = [self](Status why) { self->callbacks_.failed(std::move(why)); }};
+            .failed = [self](Status why) { self->callbacks_.failed(std::move(why)); },
+            .moved = [self] { self->callbacks_.moved(); }};
   }
 
-  void Join(std::uint64_t number, const AttemptProposal& attempt) {
+  void AwaitOutcome(std::uint64_t number) {
     number_ = number;
     group().Await(Key("outcome"), WriteDeadline(),
                   [number, then = Later(&Follower::OnOutcome)](Heard heard) { then(number, std::move(heard)); });
+  }
+
+  void Enter(const std::string& attempt) {
+    NameFolder(attempt);
+    if (stage_.MoveTo(Stage::kEntering)) OpenFolder(&AttemptFolder::Open);
+  }
+
+  void Join(std::uint64_t number, const AttemptProposal& attempt) {
+    AwaitOutcome(number);
     const Status same = CheckSameLine(attempt.step, attempt.parent ? attempt.parent->attempt : std::string(),
                                       group().rank(), plan_.step, Restored());
     if (!same.ok()) return callbacks_.failed(same);
@@ -106,8 +120,7 @@ class Follower final : public Coordination {
       differs.texts = EncodeBucket(mine, bucket);
       return AnswerThat(differs, Status::Ok());
     }
-    NameFolder(attempt.uuid);
-    if (stage_.MoveTo(Stage::kEntering)) OpenFolder(&AttemptFolder::Open);
+    Enter(attempt.uuid);
   }
 
   void AnswerThat(const PreparedMessage& message, const Status& why) {
@@ -168,7 +181,7 @@ class Follower final : public Coordination {
     // Its only message, so that the coordinator need not wait for it any more.
     if (writes) SendFailure(*outcome);
     const bool begun = stage_ == Stage::kNamed || stage_ == Stage::kPrepared;
-    if (!begun && outcome->detail() == StatusDetail::kRanksMissing) return JoinAnother(*outcome);
+    if (!begun && !plan_.drain && outcome->detail() == StatusDetail::kRanksMissing) return JoinAnother(*outcome);
     StopWaiting();
     callbacks_.failed(*outcome);
   }

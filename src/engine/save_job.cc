@@ -29,6 +29,7 @@ Coordination::Callbacks SaveJob::CoordinationCallbacks() {
           .failed = [this](Status status) { Fail(std::move(status)); },
           .ended = [this](Status status) { End(std::move(status)); },
           .quiet = [this] { AbandonIfIdle(); },
+          .moved = [this] { Move(); },
           .bug = [this](Status bug) { OnBug(std::move(bug)); }};
 }
 
@@ -64,6 +65,7 @@ Capture::Callbacks SaveJob::CaptureCallbacks() {
 void SaveJob::Start(Status given_up) {
   if (!given_up.ok()) return Fail(std::move(given_up));
   if (!context_.scanning) NameAttempt();
+  if (ended()) return;  // It is moved.
   if (task_->snapshot().laid_out()) return OnLaidOut();
   laying_out_ = true;
   if (context_.kept != nullptr && !context_.kept->changed) kept_ = context_.kept;
@@ -84,6 +86,7 @@ void SaveJob::Start(Status given_up) {
 void SaveJob::OnLaidOut() {
   laying_out_ = false;
   if (!running()) return AbandonIfIdle();
+  if (moves_) return Move();
   capture_ = std::make_shared<Capture>(context_, *task_, CaptureCallbacks());
   writer_->Expect(*capture_, std::move(kept_));
   MakeHeaderIfNamed();
@@ -250,14 +253,27 @@ void SaveJob::SettleFailure() {
   Settle(failure_);
 }
 
+void SaveJob::Move() {
+  moves_ = true;
+  if (!running() || laying_out_ || !stage_.MoveTo(Stage::kEnded)) return;
+  settled_ = true;
+  outcome_ = Error(StatusCode::kCancelled, "step {}: goes to the disk", task_->plan().step);
+  if (capture_ != nullptr) capture_->Stop();
+  capture_.reset();
+  writer_.reset();
+  coordination_->Detach();
+}
+
 void SaveJob::Settle(Status status) {
   settled_ = true;
+  if (coordination_->folder() != nullptr) attempt_ = coordination_->folder()->uuid();
   const SavePlan& plan = task_->plan();
   const bool in_memory = context_.parts.in_memory;
   if (status.ok()) {
     if (plan.admitted)
       context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite(), writer_->frozen());
     writer_->RememberKept();
+    writer_->HandOver();
     // Another rank cannot tell the coordinator's commit from the agreement before it.
     task_->Reach(context_.parts.ledger != nullptr ? SavePoint::kCommitted : SavePoint::kAgreed);
     const auto took = SaveTask::Clock::now() - task_->begun();
@@ -273,7 +289,7 @@ void SaveJob::Settle(Status status) {
     } else if (plan.admitted) {
       context_.parts.ledger->Withdraw(plan);
     }
-    if (in_memory) context_.parts.admitted_by->Withdraw(plan);
+    if (context_.parts.admitted_by != nullptr && plan.admitted) context_.parts.admitted_by->Withdraw(plan);
     const bool wanted = status.code() == StatusCode::kCancelled;
     context_.Notify({.kind = EventKind::kSaveFailed,
                      .severity = wanted ? Severity::kInfo : Severity::kError,

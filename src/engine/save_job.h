@@ -64,6 +64,12 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
     keeps() ? task_->MarkInMemory() : task_->Finish(outcome_);
   }
   [[nodiscard]] bool told() const { return told_; }
+  /// It has not begun, and goes to the disk's engine: see Coordination::Callbacks::moved.
+  [[nodiscard]] bool moved() const { return moves_ && ended(); }
+  /// It will, once a worker has laid it out.
+  [[nodiscard]] bool moves() const { return moves_ && running(); }
+  /// Its attempt's id; empty if it had none.
+  [[nodiscard]] const std::string& attempt() const { return attempt_; }
   /// Its attempt is being removed, and a save that needs the space should wait for that: not for long.
   [[nodiscard]] bool frees_space() const { return stage_ == JobStage::kAbandoning && !settled_; }
   [[nodiscard]] const std::shared_ptr<SaveTask>& task() const { return task_; }
@@ -105,6 +111,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void Abandon();
   /// Tells a failure if nothing reads the tensors any more.
   void SettleFailure();
+  void Move();
   void Settle(Status status);
   void End(Status status);
   void OnBug(Status bug);
@@ -123,6 +130,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   bool closing_ = false;
   bool settled_ = false;
   bool told_ = false;
+  bool moves_ = false;
+  std::string attempt_;
   // A failure is told as soon as nothing reads the tensors any more.
   bool tells_failure_ = false;
   // When a failure is told, though its attempt is not removed yet.

@@ -9,6 +9,12 @@
 #include "engine/context.h"
 
 namespace cairn {
+namespace {
+
+// In attempt/.
+constexpr const char* kOff = "off";
+
+}  // namespace
 
 SaveLine::SaveLine(EngineContext& context)
     : context_(context), pairing_(group().rank(), context.parts.options.group_timeout) {}
@@ -45,7 +51,7 @@ void SaveLine::OnTime() {
 
 void SaveLine::Listen() {
   const auto there = std::make_shared<std::atomic<bool>>(false);
-  if (!listening_ && pairing_.listens()) {
+  if (!listening_ && !off_ && pairing_.listens()) {
     listening_ = true;
     group().Await(fmt::format("attempt/{}", next_), Deadline::Infinite(),
                   [self = shared_from_this(), there, inbox = context_.inbox](Result<std::string> heard) {
@@ -61,6 +67,10 @@ void SaveLine::OnAttempt(const Result<std::string>& heard) {
   if (!heard.ok()) {
     pairing_.FailAll(heard.status());
     return Settle();
+  }
+  if (*heard == kOff) {
+    off_ = true;
+    return MoveAll();
   }
   const std::uint64_t number = next_++;
   Result<AttemptProposal> attempt = DecodeAttempt(*heard);
@@ -96,7 +106,16 @@ void SaveLine::OnOutcome(std::uint64_t number, const Result<std::string>& heard)
   Settle();
 }
 
+void SaveLine::AnnounceOff() {
+  if (group().size() > 1) group().Announce(fmt::format("attempt/{}", NextNumber()), kOff);
+}
+
+void SaveLine::MoveAll() {
+  for (const auto& [call, callbacks] : std::exchange(callbacks_, {})) callbacks.moved();
+}
+
 void SaveLine::Settle() {
+  if (off_) return MoveAll();
   if (std::exchange(settling_, true)) return;
   // What is called may call this object.
   for (auto answers = pairing_.Settle(Deadline::Clock::now()); !answers.empty();

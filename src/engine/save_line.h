@@ -31,6 +31,8 @@ class SaveLine : public std::enable_shared_from_this<SaveLine> {
     /// The call joins this attempt, and owes the coordinator its message.
     std::function<void(std::uint64_t number, const AttemptProposal& attempt)> joined;
     std::function<void(Status)> failed;
+    /// The coordinator saves here no more: see AnnounceOff.
+    std::function<void()> moved;
   };
   explicit SaveLine(EngineContext& context);
 
@@ -43,8 +45,13 @@ class SaveLine : public std::enable_shared_from_this<SaveLine> {
   /// The call fails on this rank. The coordinator hears `why` once it has announced the attempt.
   void GiveUp(std::uint64_t call, const Status& why);
 
-  [[nodiscard]] Deadline wakes_at() const { return Deadline::At(pairing_.wakes_at()); }
+  [[nodiscard]] Deadline wakes_at() const { return off_ ? Deadline::Infinite() : Deadline::At(pairing_.wakes_at()); }
   void OnTime();
+
+  /// On the coordinator: the number of its next save.
+  [[nodiscard]] std::uint64_t NextNumber() { return next_++; }
+  /// On the coordinator: no save follows. The calls that wait for one, and all later ones, hear that instead.
+  void AnnounceOff();
 
   /// On the coordinator: this rank has taken part in the save of this step.
   void Heard(int rank, std::uint64_t step);
@@ -59,12 +66,15 @@ class SaveLine : public std::enable_shared_from_this<SaveLine> {
   void Refuse(std::uint64_t number, const Status& why);
   void AwaitOutcomes();
   void Settle();
+  void MoveAll();
 
   EngineContext& context_;
   Pairing pairing_;
   std::map<std::uint64_t, Callbacks> callbacks_;
   // The next attempt, and whether it is awaited.
   std::uint64_t next_ = 0;
+  // See AnnounceOff.
+  bool off_ = false;
   bool listening_ = false;
   bool settling_ = false;
   // Refused attempts whose outcome is not awaited yet.

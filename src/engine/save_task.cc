@@ -15,10 +15,10 @@ SaveTask::SaveTask(SavePlan plan, std::unique_ptr<Snapshot> snapshot, std::vecto
     : process_(::getpid()),
       plan_(std::move(plan)),
       begun_(begun),
-      engine_(std::move(engine)),
       reads_cpu_(snapshot != nullptr && snapshot->reads_cpu()),
       snapshot_(std::move(snapshot)),
       events_(std::move(events)),
+      engine_(std::move(engine)),
       held_(plan_.hold.count() > 0) {
   stats_.step = plan_.step;
   if (snapshot_ != nullptr) stats_.bytes = snapshot_->table().bytes();
@@ -166,24 +166,33 @@ Status SaveTask::HoldStream(Stream stream) const {
   return Status::Ok();
 }
 
+void SaveTask::MoveTo(std::shared_ptr<Inbox> engine) {
+  MutexLock lock(mutex_);
+  engine_ = std::move(engine);
+}
+
 bool SaveTask::RequestCancel(Status why) {
   if (!CheckProcess().ok()) return false;
+  std::shared_ptr<Inbox> engine;
   {
     MutexLock lock(mutex_);
     if (stats_.phase >= SavePhase::kCommitting) return false;
     if (!cancelled_) cancelled_ = std::move(why);
+    engine = engine_;
   }
-  engine_->Wake();
+  engine->Wake();
   return true;
 }
 
 void SaveTask::Release() {
   if (!CheckProcess().ok()) return;
+  std::shared_ptr<Inbox> engine;
   {
     MutexLock lock(mutex_);
     held_ = false;
+    engine = engine_;
   }
-  engine_->Wake();
+  engine->Wake();
 }
 
 bool SaveTask::held() const {
@@ -228,6 +237,7 @@ void SaveTask::Advance(SavePhase phase) {
 
 void SaveTask::MarkCapturing() {
   MutexLock lock(mutex_);
+  if (stats_.phase == SavePhase::kCapturing) return;  // It was, elsewhere, and had not begun: see MoveTo.
   Advance(SavePhase::kCapturing);
 }
 

@@ -32,7 +32,7 @@ struct SavePlan {
   /// The attempt's id, if the call of Save has chosen it: it is the same in memory and on the disk. Empty: rank 0
   /// chooses one.
   std::string attempt;
-  /// The number of this rank's call of Save. The coordinator's numbers the save's messages.
+  /// The number of this rank's call of Save.
   std::uint64_t sequence = 0;
   std::uint64_t line = 0;
   /// What this rank has restored. On the coordinator: a save with a parent is of a line that this process began.
@@ -43,6 +43,8 @@ struct SavePlan {
   bool replace = false;
   /// What an earlier run has kept in memory.
   bool found = false;
+  /// The disk's save of what is kept in memory as the same attempt, on all ranks.
+  bool drain = false;
   /// Committed pinned.
   bool pin = false;
   /// How long it may wait for its release; zero: it needs none.
@@ -130,6 +132,8 @@ class SaveTask {
   /// The kept file that it writes or links, once its data is written; null if it has none. Only what is constant of it
   /// may be read.
   [[nodiscard]] std::shared_ptr<const KeptFile> kept() const CAIRN_EXCLUDES(mutex_);
+  /// Another engine has it now.
+  void MoveTo(std::shared_ptr<Inbox> engine) CAIRN_EXCLUDES(mutex_);
   /// The duration of Save, and how much of it was waiting for a slot.
   void SetCallTimes(std::chrono::nanoseconds call, std::chrono::nanoseconds stall) CAIRN_EXCLUDES(mutex_);
 
@@ -213,7 +217,6 @@ class SaveTask {
   const pid_t process_;
   const SavePlan plan_;
   const Clock::time_point begun_;
-  const std::shared_ptr<Inbox> engine_;
   const bool reads_cpu_;
   // See Drain.
   std::shared_ptr<SaveTask> kept_save_;
@@ -228,6 +231,7 @@ class SaveTask {
 
   mutable Mutex mutex_;
   CondVar changed_;
+  std::shared_ptr<Inbox> engine_ CAIRN_GUARDED_BY(mutex_);
   SaveStats stats_ CAIRN_GUARDED_BY(mutex_);
   std::shared_ptr<const KeptFile> kept_ CAIRN_GUARDED_BY(mutex_);
   bool ended_ CAIRN_GUARDED_BY(mutex_) = false;

@@ -13,6 +13,9 @@ namespace {
 
 // How long a save on a full disk waits for an older one that its caller has not released: the caller may wait for it.
 constexpr std::chrono::seconds kHeldRoom{10};
+// How often, and how long, another rank than the coordinator looks for a slot that is about to become free.
+constexpr std::chrono::milliseconds kSlotPause{5};
+constexpr std::chrono::seconds kSlotPatience{2};
 
 }  // namespace
 
@@ -155,6 +158,13 @@ void ShardWriter::Begin() {
 bool ShardWriter::TriesAgain() {
   // Other ranks do not know what rank 0 removes.
   const bool expects = context_.parts.group->size() == 1 && (made_room_ || context_.makes_room(*this));
+  if (context_.parts.in_memory && context_.parts.group->rank() != 0 && !tries_again_) {
+    if (!slot_by_) slot_by_ = Deadline::In(kSlotPatience);
+    tries_again_ = slot_by_->passed();
+    awaits_slot_ = awaits_room_ = !tries_again_;
+    looks_at_ = Deadline::In(kSlotPause);
+    return true;
+  }
   if (tries_again_ || (!expects && !context_.parts.in_memory)) return false;
   tries_again_ = true;
   ++context_.parts.metrics->retries;
@@ -164,7 +174,11 @@ bool ShardWriter::TriesAgain() {
 }
 
 void ShardWriter::PollRoom() {
-  if (awaits_room_) awaits_room_ = context_.makes_room(*this);
+  if (awaits_slot_) {
+    awaits_slot_ = awaits_room_ = !looks_at_.passed();
+  } else if (awaits_room_) {
+    awaits_room_ = context_.makes_room(*this);
+  }
 }
 
 void ShardWriter::OnBegun(Status status) {
@@ -450,12 +464,14 @@ void ShardWriter::ForgetDamagedKept() {
   if (attempt_ != nullptr && attempt_->kept_failed() && context_.kept == kept_) context_.kept.reset();
 }
 
+void ShardWriter::HandOver() {
+  if (mapping_ == nullptr) return;
+  std::byte* const data = stream();
+  task_.snapshot().ReadFrom({std::exchange(mapping_, nullptr), data}, std::move(sums_));
+}
+
 void ShardWriter::OnCommitted(Status status) {
   ForgetDamagedKept();
-  if (status.ok() && mapping_ != nullptr) {
-    std::byte* const data = stream();
-    task_.snapshot().ReadFrom({std::exchange(mapping_, nullptr), data}, std::move(sums_));
-  }
   // It was given up before the rename.
   stage_ == Stage::kStopped ? callbacks_.quiet() : callbacks_.committed(std::move(status));
 }

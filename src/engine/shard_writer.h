@@ -91,6 +91,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void PollRoom();
   /// When to do so though nothing has happened.
   [[nodiscard]] Deadline polls_room_at() const {
+    if (awaits_slot_) return looks_at_;
     return awaits_room_ && waits_for_held() ? held_by_ : Deadline::Infinite();
   }
   /// Whether an older save that waits for its caller counts as one that makes room: for a while only.
@@ -120,6 +121,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
 
   /// Committed: later saves may link its kept file.
   void RememberKept();
+  /// Committed: in memory, the snapshot reads the shard from now on.
+  void HandOver();
   /// They may not, because its tensors may change before it is committed.
   void ForgetKept() { forgets_kept_ = true; }
 
@@ -222,6 +225,11 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   // There was no space for its file: it begins once more, when nothing makes room any more.
   bool tries_again_ = false;
   bool awaits_room_ = false;
+  // On another rank than the coordinator, in memory: which slots become free is the coordinator's doing, so this one
+  // looks again, until `slot_by_`.
+  bool awaits_slot_ = false;
+  Deadline looks_at_ = Deadline::Infinite();
+  std::optional<Deadline> slot_by_;
   // Something made room when its Begin was called: there may be room by now.
   bool made_room_ = false;
   Deadline held_by_ = Deadline::Infinite();

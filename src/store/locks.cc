@@ -179,6 +179,12 @@ Result<std::optional<WriterLock>> WriterLock::TryTake(const PathAt& root, unsign
   }
 }
 
+bool WriterLock::IsTaken(const PathAt& root) {
+  const PathAt path = JoinPath(root, kLockName);
+  const UniqueFd fd(::openat(path.directory(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  return fd.valid() && LockedThroughAnother(fd).value_or(true);
+}
+
 WriterLock::Here WriterLock::HeldHere(const PathAt& root) {
   return OwnDescriptors::Get().Find(JoinPath(root, kLockName));
 }

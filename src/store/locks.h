@@ -28,6 +28,8 @@ class WriterLock {
   [[nodiscard]] static Result<std::optional<WriterLock>> TryTake(const PathAt& root, unsigned file_mode);
   /// Replaces the lock that another writer holds. That writer can detect this.
   [[nodiscard]] static Result<WriterLock> Replace(const PathAt& root, unsigned file_mode);
+  /// Whether any process has it, as far as this machine can tell.
+  [[nodiscard]] static bool IsTaken(const PathAt& root);
   /// How this process holds it.
   enum class Here : std::uint8_t { kNo, kOpen, kLeaving };
   [[nodiscard]] static Here HeldHere(const PathAt& root);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <mntent.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -52,12 +53,12 @@ struct Slot {
   bool spare = false;
 };
 
-Result<std::vector<Slot>> FindSlots(const PathAt& root) {
+Result<std::vector<Slot>> FindSlots(const PathAt& root, std::uint64_t rank) {
   std::vector<Slot> slots;
   CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(root));
   for (const FolderEntry& entry : entries) {
     if (!entry.directory || (!IsSpareName(entry.name) && !ParseStepName(entry.name))) continue;
-    const PathAt path = JoinPath(JoinPath(root, entry.name), ShardName(0));
+    const PathAt path = JoinPath(JoinPath(root, entry.name), ShardName(rank));
     struct stat found {};
     if (::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
     slots.push_back(
@@ -94,16 +95,18 @@ Status Extend(const PathAt& path, int more_flags, std::uint64_t bytes) {
   return error == 0 ? Status::Ok() : ErrnoStatus(error, fmt::format("allocating {} bytes of {}", bytes, path));
 }
 
-Status MakeSlot(const PathAt& folder, std::uint64_t bytes) {
+void RemoveSlot(const PathAt& folder, std::uint64_t rank) {
+  const PathAt path = JoinPath(folder, ShardName(rank));
+  ::unlinkat(path.directory(), path.c_str(), 0);
+  ::unlinkat(folder.directory(), folder.c_str(), AT_REMOVEDIR);  // Unless it has another rank's.
+}
+
+Status MakeSlot(const PathAt& folder, std::uint64_t rank, std::uint64_t bytes) {
   if (::mkdirat(folder.directory(), folder.c_str(), kOwnMode) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "creating " + folder.text());
   }
-  const PathAt path = JoinPath(folder, ShardName(0));
-  Status made = Extend(path, O_CREAT | O_EXCL, bytes);
-  if (!made.ok()) {
-    ::unlinkat(path.directory(), path.c_str(), 0);
-    ::unlinkat(folder.directory(), folder.c_str(), AT_REMOVEDIR);
-  }
+  Status made = Extend(JoinPath(folder, ShardName(rank)), O_CREAT | O_EXCL, bytes);
+  if (!made.ok()) RemoveSlot(folder, rank);
   return made;
 }
 
@@ -153,8 +156,14 @@ MemoryPlace FindMemoryPlace(const WriterRecord& root) {
   return {};
 }
 
-Status AllocateSlots(const PathAt& root, std::uint64_t slots, std::uint64_t bytes) {
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<Slot> found, FindSlots(root));
+Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes) {
+  const PathAt self = JoinPath(root, ".");
+  const UniqueFd alone(::openat(self.directory(), self.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!alone.valid()) return ErrnoStatus(errno, "opening " + root.text());
+  while (::flock(alone.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "locking " + root.text());
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Slot> found, FindSlots(root, rank));
   std::uint64_t missing = bytes * (slots - std::min<std::uint64_t>(slots, found.size()));
   for (const Slot& slot : found) missing += bytes - std::min(bytes, slot.allocated);
   CAIRN_RETURN_IF_ERROR(CheckMemory(root, slots, bytes, missing));
@@ -167,17 +176,18 @@ Status AllocateSlots(const PathAt& root, std::uint64_t slots, std::uint64_t byte
   Status status;
   for (std::uint64_t number = 0; status.ok() && found.size() + made.size() < slots && number < slots; ++number) {
     const PathAt folder = JoinPath(root, SpareName(number));
-    if (taken.contains(JoinPath(folder, ShardName(0)).text())) continue;
-    status = MakeSlot(folder, bytes);
+    if (taken.contains(JoinPath(folder, ShardName(rank)).text())) continue;
+    status = MakeSlot(folder, rank, bytes);
     if (status.ok()) made.push_back(folder);
   }
   for (const PathAt& folder : made) {
-    if (status.ok()) break;
-    const PathAt path = JoinPath(folder, ShardName(0));
-    ::unlinkat(path.directory(), path.c_str(), 0);
-    ::unlinkat(folder.directory(), folder.c_str(), AT_REMOVEDIR);
+    if (!status.ok()) RemoveSlot(folder, rank);
   }
   return status;
+}
+
+void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots) {
+  for (std::uint64_t number = 0; number < slots; ++number) RemoveSlot(JoinPath(root, SpareName(number)), rank);
 }
 
 }  // namespace cairn

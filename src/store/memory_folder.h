@@ -26,9 +26,12 @@ namespace cairn {
 /// The same, if it lies directly in a mounted tmpfs.
 [[nodiscard]] MemoryPlace FindMemoryPlace(const WriterRecord& root);
 
-/// Allocates what is missing, so that there are `slots` shard files of `bytes` each, those of checkpoints and spares
-/// counted. NoSpace if the tmpfs, the machine's memory or that of the control group has less, and says what is missing:
-/// then what this call has made is gone again. Nobody else may use the root meanwhile. Blocking.
-[[nodiscard]] Status AllocateSlots(const PathAt& root, std::uint64_t slots, std::uint64_t bytes);
+/// Allocates what is missing, so that there are `slots` shard files of the rank of `bytes` each, those of checkpoints
+/// and spares counted. NoSpace if the tmpfs, the machine's memory or that of the control group has less, and says what
+/// is missing: then what this call has made is gone again. Nobody may use the root meanwhile but other ranks in this
+/// call, of which one allocates after the other. Blocking.
+[[nodiscard]] Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes);
+/// Removes those of them that are spares.
+void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots);
 
 }  // namespace cairn

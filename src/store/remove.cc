@@ -86,7 +86,10 @@ void FolderRemoval::PickSpares() {
   if (place_.empty()) return;
   std::erase_if(files_, [&](const std::string& name) {
     if (!wanted.contains(name)) return false;
-    const Status status = CheckRecyclable(JoinPath(folder_, name), policy_.file_mode, policy_.mapped);
+    // In memory the other ranks have theirs mapped, and check them when they take them.
+    const bool own = policy_.mapped == nullptr || name == ShardName(0);
+    const Status status =
+        own ? CheckRecyclable(JoinPath(folder_, name), policy_.file_mode, policy_.mapped) : Status::Ok();
     if (status.ok()) {
       spares_.push_back(name);
     } else if (policy_.not_recycled) {

@@ -440,13 +440,6 @@ TEST_F(MemoryRootTest, AFailureOfTheMemoryLeavesTheDisk) {
 
 // Kills at every operation of both roots.
 
-EventCallback SayOutcomes(const Say& say) {
-  return [say](const Event& event) {
-    if (event.kind == EventKind::kSaveDurable) say("durable " + std::to_string(*event.step));
-    if (event.kind == EventKind::kSaveKept) say("kept " + std::to_string(*event.step));
-  };
-}
-
 // Two saves in flight, some that are left out of the disk or not, and a restore.
 int RunKept(const std::string& root, const std::string& memory, const std::shared_ptr<FaultPlan>& plan,
             const Say& say) {
@@ -469,15 +462,6 @@ int RunKept(const std::string& root, const std::string& memory, const std::share
     if (!save(step)) return 6;
   }
   return (*checkpointer)->Drain(Soon()).ok() ? 0 : 7;
-}
-
-std::optional<std::uint64_t> NewestOf(const std::vector<std::string>& lines, const std::string& word) {
-  std::optional<std::uint64_t> newest;
-  for (const std::string& line : lines) {
-    if (line.starts_with(word))
-      newest = std::max<std::uint64_t>(newest.value_or(0), std::stoull(line.substr(word.size())));
-  }
-  return newest;
 }
 
 TEST(MemoryRootCrash, LosesNothingKeptAtAnyOperation) {

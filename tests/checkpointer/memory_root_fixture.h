@@ -6,10 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -50,15 +53,19 @@ inline std::vector<std::string> NamesIn(const std::string& folder) {
 
 /// Of all files in the folder: how many, and their blocks.
 inline std::pair<std::size_t, std::uint64_t> ShardsIn(const std::string& folder) {
-  std::size_t files = 0;
-  std::uint64_t blocks = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    struct stat found {};
-    if (entry.path().extension() != ".safetensors" || ::stat(entry.path().c_str(), &found) != 0) continue;
-    ++files;
-    blocks += static_cast<std::uint64_t>(found.st_blocks);
+  while (true) {
+    std::size_t files = 0;
+    std::uint64_t blocks = 0;
+    std::error_code error;
+    std::filesystem::recursive_directory_iterator entry(folder, error);
+    for (; entry != std::filesystem::recursive_directory_iterator(); entry.increment(error)) {
+      struct stat found {};
+      if (entry->path().extension() != ".safetensors" || ::stat(entry->path().c_str(), &found) != 0) continue;
+      ++files;
+      blocks += static_cast<std::uint64_t>(found.st_blocks);
+    }
+    if (!error) return {files, blocks};  // Else a folder was renamed meanwhile.
   }
-  return {files, blocks};
 }
 
 inline Options InMemory(const std::string& root, const std::string& memory) {
@@ -66,6 +73,24 @@ inline Options InMemory(const std::string& root, const std::string& memory) {
   options.memory_root = memory;
   options.keep_last = 0;
   return options;
+}
+
+/// Says "kept 3" and "durable 3".
+inline EventCallback SayOutcomes(const Say& say) {
+  return [say](const Event& event) {
+    if (event.kind == EventKind::kSaveDurable) say("durable " + std::to_string(*event.step));
+    if (event.kind == EventKind::kSaveKept) say("kept " + std::to_string(*event.step));
+  };
+}
+
+/// The highest step of the lines that begin with the word.
+inline std::optional<std::uint64_t> NewestOf(const std::vector<std::string>& lines, const std::string& word) {
+  std::optional<std::uint64_t> newest;
+  for (const std::string& line : lines) {
+    if (line.starts_with(word))
+      newest = std::max<std::uint64_t>(newest.value_or(0), std::stoull(line.substr(word.size())));
+  }
+  return newest;
 }
 
 /// A root, and a folder on tmpfs for its memory root.
@@ -101,8 +126,8 @@ class MemoryRootTest : public testing::Test {
   }
   [[nodiscard]] std::string InFolder(std::uint64_t step) const { return Folder() + "/" + StepName(step); }
   /// Another bit in the first block of the step's data.
-  static void FlipBit(const std::string& folder) {
-    std::fstream file(folder + "/" + ShardName(0), std::ios::in | std::ios::out | std::ios::binary);
+  static void FlipBit(const std::string& folder, std::uint64_t rank = 0) {
+    std::fstream file(folder + "/" + ShardName(rank), std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(40'000);
     const char was = static_cast<char>(file.get());
     file.seekp(40'000);
