@@ -140,6 +140,7 @@ class CheckpointEngine(_engines.CheckpointEngine):
         tree = {"tag": str(info.tag), "latest": bool(info.save_latest), "optimizer": kind, "files": self._files}
         if again := self._newest is not None and self._newest.step == step:
             self._newest.wait()  # Another tag of the same step replaces the checkpoint: both tags lead to it.
+        self._refuse_other_contents(step, str(info.tag))
         self._newest = self.checkpointer.save(step, tree, replace=again)
         self._saving = [*(save for save in self._saving if not save.done()), self._newest]
         for name in self._files:
@@ -180,6 +181,30 @@ class CheckpointEngine(_engines.CheckpointEngine):
             self.checkpointer.close()
 
     # Internal
+
+    def _refuse_other_contents(self, step: int, tag: str) -> None:
+        """InvalidArgument on all ranks if the step is saved under another tag, whose contents the save would replace by
+        others. Reads that checkpoint."""
+        if step not in self.checkpointer.steps():
+            return
+        with _inspected(self.checkpointer, step) as details:
+            trees = _trees(details)
+            other = trees[0]["tag"]
+            if other == tag:
+                return
+            rank = self.checkpointer.rank
+            same = rank < len(trees) and trees[rank]["files"].keys() == self._files.keys()
+            for name, contents in self._files.items() if same else ():
+                same = same and _same(_read(self.checkpointer, details, trees, name, resume=False), contents)
+        found = [same] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(found, same)
+        if not all(found):
+            self._info, self._folder, self._files = None, None, {}
+            raise InvalidArgument(
+                f"save_checkpoint: tag {tag}: step {step} has a checkpoint under tag {other}, with other contents, which "
+                f"would be lost: expected one state for a step; save into another folder, attached by itself, or call "
+                f"checkpointer.remove({step}) first"
+            )
 
     def _contents(self, details: dict[str, Any], trees: list[Any], path: str) -> Any:
         """What the file has; of a checkpoint that another number of ranks of ZeRO saved, what it would have."""
@@ -394,6 +419,24 @@ def _inspected(checkpointer: Checkpointer, step: int) -> Iterator[dict[str, Any]
         yield details
     finally:
         details["hold"].release()
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Whether two contents of a file are the same, bit by bit."""
+    if isinstance(expected, torch.Tensor):
+        if not isinstance(found, torch.Tensor) or (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            return False
+        one, two = (tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in (found, expected))
+        return torch.equal(one, two)
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == expected.keys()
+            and all(_same(found[key], expected[key]) for key in expected)
+        )
+    if isinstance(expected, list | tuple):
+        return isinstance(found, list | tuple) and len(found) == len(expected) and all(map(_same, found, expected))
+    return bool(found == expected)
 
 
 def _plain(value: Any) -> Any:

@@ -218,6 +218,28 @@ def test_two_tags_of_one_step(start: Open, tmp_path: Path) -> None:
     expect_same(engine, expected)
 
 
+def test_another_tags_state_of_a_step_is_not_replaced(start: Open, tmp_path: Path) -> None:
+    engine = start()
+    train(engine, 2)
+    engine.save_checkpoint(str(tmp_path), tag="base")
+    train(engine, 1)
+    engine.save_checkpoint(str(tmp_path), tag="first", client_state={"loss": 0.5})
+    expected = weights(engine)
+    with pytest.raises(cairn.InvalidArgument, match="tag second: step 3 has a checkpoint under tag first, with other"):
+        engine.save_checkpoint(str(tmp_path), tag="second", client_state={"loss": 0.25})
+
+    engine.load_checkpoint(str(tmp_path), tag="base")
+    train(engine, 1)
+    with torch.no_grad():
+        next(engine.module.parameters()).add_(1)
+    with pytest.raises(cairn.InvalidArgument, match="step 3 has a checkpoint under tag first"):
+        engine.save_checkpoint(str(tmp_path), tag="third")
+
+    _, client = engine.load_checkpoint(str(tmp_path), tag="first")
+    assert client["loss"] == 0.5
+    expect_same(engine, expected)
+
+
 def test_checkpoints_that_deepspeed_wrote_still_load(start: Open, tmp_path: Path) -> None:
     before = start(attach=False)
     train(before, 2, save=True, folder=tmp_path)
