@@ -140,7 +140,7 @@ class DiskHangsAlone : public testing::Test {
     return *checkpointer_->Save(step, states_.back()->state());
   }
 
-  const TempDir dir_;
+  const TempDir dir_{"/dev/shm"};  // A real disk may stall, too.
   const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
   Heard heard_;
   Options options_;
