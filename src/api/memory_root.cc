@@ -634,8 +634,13 @@ void MemoryRoot::Close(bool removes) {
   if (!found.ok()) return warn(found.status().message());
   const std::vector<CheckpointInfo> on_disk = disk_.ledger->NewestFirst();
   for (const CheckpointInfo& one : *found) {
-    if (one.status.ok() || (!on_disk.empty() && on_disk.front().step >= one.step)) continue;
-    // It may be all that tells the next run that an older step is not the newest.
+    if (one.status.ok()) continue;
+    // Unless the disk has this very one whole, it may be all that tells the next run that what the disk has is not the
+    // newest. The number of its step does not tell.
+    const bool whole = std::ranges::any_of(on_disk, [&, attempt = AttemptSaid(one)](const CheckpointInfo& other) {
+      return other.step == one.step && other.attempt == attempt;
+    });
+    if (whole) continue;
     return warn(fmt::format("step {} is in memory alone, in {}, and damaged: it stays, and so does the folder: {}",
                             one.step, one.path, one.status.message()),
                 one.step);

@@ -280,19 +280,17 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   return list;
 }
 
-namespace {
-
-/// Of which attempt a damaged manifest says that it is. No damage makes it one that is on the disk. Empty if it says
-/// nothing.
-std::string AttemptSaid(const StoredCheckpoint& damaged) {
+std::string AttemptSaid(const CheckpointInfo& damaged) {
   constexpr std::string_view kBefore = "\"attempt\":\"";  // The parent's comes later.
   constexpr std::size_t kIdLength = 36;
   std::string text(4096, '\0');
-  std::ifstream file(damaged.info.path + "/" + std::string(kManifestName), std::ios::binary);
+  std::ifstream file(damaged.path + "/" + std::string(kManifestName), std::ios::binary);
   text.resize(static_cast<std::size_t>(file.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));
   const std::size_t at = text.find(kBefore);
   return at == std::string::npos ? "" : text.substr(at + kBefore.size(), kIdLength);
 }
+
+namespace {
 
 /// An older copy of the root was put back since.
 bool IsOfAnotherLine(const CheckpointInfo& kept, const MemoryPlace& memory) {
@@ -306,7 +304,7 @@ std::vector<StoredCheckpoint> ListMemory(const MemoryPlace& memory, const std::v
   if (!list.ok()) return {};  // Removed meanwhile: then it has nothing that the disk has not.
   std::erase_if(*list, [&](const StoredCheckpoint& one) {
     if (Verified(one)) return one.info.root != memory.root || IsOfAnotherLine(one.info, memory);
-    const std::string attempt = AttemptSaid(one);
+    const std::string attempt = AttemptSaid(one.info);
     return std::ranges::any_of(on_disk, [&](const auto& other) {
       return Verified(other) && other.info.step == one.info.step && other.info.attempt == attempt;
     });

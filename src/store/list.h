@@ -48,6 +48,9 @@ struct MemoryPlace {
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root, const MemoryPlace& memory);
 /// The same without the manifests.
 [[nodiscard]] Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root, const MemoryPlace& memory = {});
+/// Of which attempt a damaged manifest says that it is. No damage makes it one that is on the disk. Empty if it says
+/// nothing.
+[[nodiscard]] std::string AttemptSaid(const CheckpointInfo& damaged);
 /// One folder, anywhere. An error if its manifest does not verify or its step differs from the one in the folder's
 /// name.
 [[nodiscard]] Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder);

@@ -77,6 +77,55 @@ TEST_F(MemoryRootTest, ADamagedManifestThatIsTheOnlyOneStays) {
   }
 }
 
+TEST_F(MemoryRootTest, ADamagedManifestStaysWhereTheDiskHasItsStepOfBefore) {
+  KeepAndDie({1, 2}, /*holds=*/false);
+  Forked child([&](const Say&) {
+    const auto plan = FaultPlan::Make();
+    const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
+    const auto checkpointer = Checkpointer::Open(WithMemory(), Through(plan));
+    if (!checkpointer.ok() || !RestoreAndCompare(**checkpointer, Latest()).ok()) return 2;
+    const auto state = SmallState(2);
+    const auto save = (*checkpointer)->Save(2, state->state(), {.if_exists = IfExists::kReplace});
+    if (!save.ok() || !save->WaitKept(Soon()).ok()) return 3;
+    ::kill(::getpid(), SIGKILL);
+    return 4;
+  });
+  ASSERT_EQ(child.Wait(Soon()).how, Forked::How::kKilled);
+  const std::string manifest = InFolder(2) + "/" + std::string(kManifestName);
+  fs::resize_file(manifest, fs::file_size(manifest) - 1);
+
+  for (int run = 0; run < 2; ++run) {
+    const auto checkpointer = OpenOrFail(WithMemory());
+    ASSERT_NE(checkpointer, nullptr);
+    const auto state = SmallState(0);
+    EXPECT_EQ(checkpointer->Restore(Latest(), state->state()).status().code(), StatusCode::kCorrupt);
+  }
+}
+
+// The disk has a higher step, which training has left behind.
+TEST_F(MemoryRootTest, ADamagedManifestStaysBelowStepsOfAnEarlierLine) {
+  KeepAndDie({1, 2, 5}, /*holds=*/false);
+  Forked child([&](const Say&) {
+    const auto plan = FaultPlan::Make();
+    const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
+    const auto checkpointer = Checkpointer::Open(WithMemory(), Through(plan));
+    if (!checkpointer.ok() || !RestoreAndCompare(**checkpointer, Step(1)).ok()) return 2;
+    if (!Keep(**checkpointer, 3).ok()) return 3;
+    ::kill(::getpid(), SIGKILL);
+    return 4;
+  });
+  ASSERT_EQ(child.Wait(Soon()).how, Forked::How::kKilled);
+  const std::string manifest = InFolder(3) + "/" + std::string(kManifestName);
+  fs::resize_file(manifest, fs::file_size(manifest) - 1);
+
+  for (int run = 0; run < 2; ++run) {
+    const auto checkpointer = OpenOrFail(WithMemory());
+    ASSERT_NE(checkpointer, nullptr);
+    const auto state = SmallState(0);
+    EXPECT_EQ(checkpointer->Restore(Latest(), state->state()).status().code(), StatusCode::kCorrupt);
+  }
+}
+
 TEST_F(MemoryRootTest, ADamagedManifestHidesNoNewerSaveOfAStepThatTheDiskHas) {
   KeepAndDie({1, 2}, /*holds=*/false);
   const std::string manifest = InFolder(2) + "/" + std::string(kManifestName);
