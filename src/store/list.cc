@@ -298,24 +298,26 @@ bool IsOfAnotherLine(const CheckpointInfo& kept, const MemoryPlace& memory) {
          !IsLineOf(memory.root_openings, memory.openings, kept.line);
 }
 
-/// What is in memory, of this root. Damaged manifests only where the disk does not have the same checkpoint whole.
-std::vector<StoredCheckpoint> ListMemory(const MemoryPlace& memory, const std::vector<StoredCheckpoint>& on_disk) {
-  Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(memory.path);
-  if (!list.ok()) return {};  // Removed meanwhile: then it has nothing that the disk has not.
-  std::erase_if(*list, [&](const StoredCheckpoint& one) {
+/// Leaves those of this root. Damaged manifests only where the disk does not have the same checkpoint whole.
+void LeaveOwn(std::vector<StoredCheckpoint>& list, const MemoryPlace& memory,
+              const std::vector<StoredCheckpoint>& on_disk) {
+  std::erase_if(list, [&](const StoredCheckpoint& one) {
     if (Verified(one)) return one.info.root != memory.root || IsOfAnotherLine(one.info, memory);
     const std::string attempt = AttemptSaid(one.info);
     return std::ranges::any_of(on_disk, [&](const auto& other) {
       return Verified(other) && other.info.step == one.info.step && other.info.attempt == attempt;
     });
   });
-  return *std::move(list);
 }
 
 /// Those of both, newest first; of the same checkpoint the copy in memory first.
 Result<std::vector<StoredCheckpoint>> ListBoth(const PathAt& root, const MemoryPlace& memory) {
+  // Before the disk: what leaves it meanwhile, the disk has by then.
+  Result<std::vector<StoredCheckpoint>> listed = ListCheckpoints(memory.path);
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(root));
-  std::vector<StoredCheckpoint> in_memory = ListMemory(memory, list);
+  std::vector<StoredCheckpoint> in_memory;
+  if (listed.ok()) in_memory = *std::move(listed);
+  LeaveOwn(in_memory, memory, list);
   // Behind those of the disk, and then reversed.
   list.insert(list.end(), std::make_move_iterator(in_memory.begin()), std::make_move_iterator(in_memory.end()));
   std::ranges::stable_sort(list, Older);

@@ -3,9 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,10 +18,13 @@
 #include <vector>
 
 #include "api/checkpointer_impl.h"
+#include "base/unique_fd.h"
 #include "cairn/cairn.h"
 #include "checkpointer/memory_root_fixture.h"
+#include "store/list.h"
 #include "store/memory_folder.h"
 #include "store/names.h"
+#include "store/writer.h"
 #include "support/points.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
@@ -243,6 +250,30 @@ TEST_F(MemoryRootTest, AReaderThatIsGivenItReadsBothPlaces) {
   EXPECT_TRUE(Holds(*state, 2));
   EXPECT_EQ(reader->Verify(Step(2)), Status::Ok());
   gate.Release();
+}
+
+// What leaves the memory meanwhile, the disk has by then; the other way round a reader would miss it in both.
+TEST_F(MemoryRootTest, TheMemoryIsListedBeforeTheDisk) {
+  KeepAndDie({1}, /*holds=*/false);
+  KeepAndDie({2}, /*holds=*/true);
+  const auto record = ReadWriter(root_);
+  ASSERT_TRUE(record.ok() && *record);
+  const std::string folder = Folder();
+  const UniqueFd events(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  ASSERT_TRUE(events.valid());
+  ASSERT_GE(::inotify_add_watch(events.get(), root_.c_str(), IN_OPEN), 0);
+  const int memory = ::inotify_add_watch(events.get(), folder.c_str(), IN_OPEN);
+  ASSERT_GE(memory, 0);
+
+  const auto list = ListInfos(root_, {.path = folder, .root = (*record)->root});
+
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_EQ(list->size(), 2U);
+  alignas(inotify_event) std::array<char, 65536> buffer{};
+  ASSERT_GE(::read(events.get(), buffer.data(), buffer.size()), static_cast<ssize_t>(sizeof(inotify_event)));
+  inotify_event first{};
+  std::memcpy(&first, buffer.data(), sizeof(first));
+  EXPECT_EQ(first.wd, memory);
 }
 
 TEST_F(MemoryRootTest, TheDiskGetsTheNewestThoughAnOlderOneIsKeptLater) {
