@@ -207,7 +207,10 @@ Status MemoryRoot::Start() {
     raw->BeginLine(line, std::move(done));
   };
   engine.admitted_by = disk_.ledger;
-  engine.check_writer = [raw = root_.get()] { return raw->CheckWriter(); };
+  engine.check_writer = [raw = root_.get()]() -> Status {
+    CAIRN_RETURN_IF_ERROR(raw->CheckWriter());
+    return raw->CheckPath();  // Under another path no start finds what is kept.
+  };
   engine.devices = {disk_.cpu};
   engine.pool = disk_.pool;
   engine.workers = disk_.workers;

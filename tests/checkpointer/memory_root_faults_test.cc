@@ -469,6 +469,23 @@ TEST_F(MemoryRootTest, AForkedChildHoldsNoSlot) {
   EXPECT_EQ(ShardsIn(Folder()).first, 5U);
 }
 
+TEST_F(MemoryRootTest, NothingIsKeptInAFolderThatWasMoved) {
+  Messages messages;
+  Options options = WithMemory();
+  options.on_event = messages.callback();
+  const auto checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  fs::rename(Folder(), memory_.path() + "/moved");
+
+  EXPECT_EQ(Keep(*checkpointer, 2).code(), StatusCode::kFailedPrecondition);
+
+  static_cast<void>(checkpointer->Drain(Soon()));  // Until the memory's engine has done with it.
+  EXPECT_THAT(messages.Seen(), Contains(HasSubstr("was moved to")));
+  EXPECT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
+  EXPECT_EQ(checkpointer->stats().memory_root, "");
+}
+
 TEST_F(MemoryRootTest, AFailureOfTheMemoryLeavesTheDisk) {
   Messages messages;
   const auto plan = FaultPlan::Make();
