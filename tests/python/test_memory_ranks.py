@@ -36,6 +36,21 @@ def test_all_go_on_with_the_last_step_that_they_have_kept(worlds: Worlds, root: 
     expect_whole(root, *sorted({5, 6} | {int(one.name[5:]) for one in root.glob("step-*")}))
 
 
+def test_contents_are_compared_once_also_if_the_disk_does_not_get_that_save(
+    worlds: Worlds, root: Path, memory: Path
+) -> None:
+    """Each rank hears at another moment that the disk does not get it."""
+    world = worlds(2, f"memory={str(memory)!r}, disk_every=100, replicated=['*']")
+    world.all("saves = {step: c.save(step, {'w': torch.ones(10 + (step > 1))}) for step in (1, 2, 3)}")
+    assert world.all("saves[3].kept()") == [None] * 2
+    for rank in (0, 1):
+        world[rank].start("saves[2].wait()")
+        assert "left out of the disk" in world[rank].answer()["message"]
+
+    # Another rank would take the later ones for the first of their sizes.
+    assert world.all("c.save(4, {'w': torch.full((11,), float(rank))}).kept()") == [None] * 2
+
+
 def test_a_rank_that_dies_fails_the_saves_by_name_and_loses_nothing_kept(
     worlds: Worlds, root: Path, memory: Path
 ) -> None:

@@ -28,11 +28,12 @@ class _Told:
 
     @property
     def failed(self) -> bool:
-        return self.save is None or (self.save.done() and self.save.stats["phase"] != "durable")
+        return self.save is None or (self.save.done() and not self.committed)
 
     @property
-    def durable(self) -> bool:
-        return self.save is not None and self.save.done() and not self.failed
+    def committed(self) -> bool:
+        """On the disk, or in memory, also if the disk does not get it: each rank hears that at another moment."""
+        return self.save is not None and self.save.stats["phase"] in ("kept", "durable")
 
 
 class Comparison:
@@ -105,7 +106,7 @@ class Comparison:
     ) -> list[tuple[str, str]]:
         found = self._places.find(names, tensors)
         of = names, [tensor.nbytes for tensor in found]
-        if self._told is not None and self._told.durable:
+        if self._told is not None and self._told.committed:
             self._agreed, self._told = self._told, None
         for told in (self._agreed, self._told) if self._compare == "first" else ():
             if told is not None and told.of == of:
