@@ -420,7 +420,7 @@ TEST_F(MemoryRanks, GivingUpASaveNotifiesTheOthers) {
 }
 
 TEST_F(MemoryRanks, ADiskThatHangsAtOneRankHoldsUpNoKeptSave) {
-  ASSERT_TRUE(OpenAll(kRanks, [](int, Options& options) { options.stall_timeout = std::chrono::seconds(1); }));
+  ASSERT_TRUE(OpenAll(kRanks, [](int, Options& options) { options.stall_timeout = std::chrono::seconds(3); }));
   const FaultGate gate = rank(1).plan->Hold({.op = IoOp::kWrite, .path = root_ + "/.attempt"});
   const auto first = SaveAll(1);
   ASSERT_THAT(Kept(first), Each(Status::Ok()));
