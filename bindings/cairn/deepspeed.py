@@ -184,27 +184,30 @@ class CheckpointEngine(_engines.CheckpointEngine):
 
     def _refuse_other_contents(self, step: int, tag: str) -> None:
         """InvalidArgument on all ranks if the step is saved under another tag, whose contents the save would replace by
-        others. Reads that checkpoint."""
-        if step not in self.checkpointer.steps():
-            return
-        with _inspected(self.checkpointer, step) as details:
-            trees = _trees(details)
-            other = trees[0]["tag"]
-            if other == tag:
-                return
-            rank = self.checkpointer.rank
-            same = rank < len(trees) and trees[rank]["files"].keys() == self._files.keys()
-            for name, contents in self._files.items() if same else ():
-                same = same and _same(_read(self.checkpointer, details, trees, name, resume=False), contents)
-        found = [same] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(found, same)
-        if not all(found):
+        others. All ranks call it: retention may have gone on between their looks."""
+        found = [self._other_contents(step, tag)] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(found, found[0])
+        if other := next((one for one in found if one is not None), None):
             self._info, self._folder, self._files = None, None, {}
             raise InvalidArgument(
                 f"save_checkpoint: tag {tag}: step {step} has a checkpoint under tag {other}, with other contents, which "
                 f"would be lost: expected one state for a step; save into another folder, attached by itself, or call "
                 f"checkpointer.remove({step}) first"
             )
+
+    def _other_contents(self, step: int, tag: str) -> str | None:
+        """The other tag, if this rank's files there differ from those to be saved. Reads them."""
+        with contextlib.suppress(NotFound), _inspected(self.checkpointer, step) as details:
+            trees = _trees(details)
+            other: str = trees[0]["tag"]
+            rank = self.checkpointer.rank
+            if other == tag:
+                return None
+            same = rank < len(trees) and trees[rank]["files"].keys() == self._files.keys()
+            for name, contents in self._files.items() if same else ():
+                same = same and _same(_read(self.checkpointer, details, trees, name, resume=False), contents)
+            return None if same else other
+        return None
 
     def _contents(self, details: dict[str, Any], trees: list[Any], path: str) -> Any:
         """What the file has; of a checkpoint that another number of ranks of ZeRO saved, what it would have."""
