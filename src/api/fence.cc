@@ -92,7 +92,7 @@ Status Checkpointer::Drain(Deadline deadline) {
 
 Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
-  if (memory != nullptr && (!memory->WaitIdle(deadline) || !memory->engine().WaitIdle(deadline))) {
+  if (memory != nullptr && (!memory->drains().WaitIdle(deadline) || !memory->engine().WaitIdle(deadline))) {
     const Status hangs = deadline.passed() ? Status::Ok() : engine->DiskHangs();
     if (hangs.ok()) return Error(StatusCode::kDeadlineExceeded, "still in flight: {}", memory->Busy());
     return Error(hangs.code(), hangs.detail(), "still in flight: {}: {}", memory->Busy(), hangs.message());
@@ -102,7 +102,8 @@ Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
 }
 
 bool Checkpointer::Impl::HasSaves() const {
-  return engine != nullptr && (engine->HasSaves() || (memory != nullptr && !memory->WaitIdle(Deadline::In({}))));
+  return engine != nullptr &&
+         (engine->HasSaves() || (memory != nullptr && !memory->drains().WaitIdle(Deadline::In({}))));
 }
 
 Status Checkpointer::Impl::TakeUnheardFailure() {

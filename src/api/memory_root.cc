@@ -70,17 +70,6 @@ bool IsLineOfRoot(const WriterRecord& disk, const WriterRecord& memory, const Ch
 }
 
 std::pair<std::uint64_t, std::uint64_t> PlaceInTime(const CheckpointInfo& info) { return {info.line, info.step}; }
-std::pair<std::uint64_t, std::uint64_t> PlaceInTime(const SaveTask& task) {
-  return {task.plan().line, task.plan().step};
-}
-
-Status Overtaken(const SaveTask& task, const SaveTask& by) {
-  return Error(
-      StatusCode::kCancelled,
-      "step {}: kept in memory, and left out of the disk: step {} was kept before the disk was free, or before "
-      "it was due",
-      task.plan().step, by.plan().step);
-}
 
 /// Whether the next one would fail as well; not if it lies in the ranks' calls, or in that one of them is late.
 bool MemoryFails(const Status& outcome, bool alone) {
@@ -238,13 +227,24 @@ MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<Chec
       root_(std::move(root)),
       ledger_(std::move(found), /*keep_last=*/1, /*keep_every=*/0, disk_.root->line()),
       left_(std::move(left)),
-      room_(disk_.group->size() == 1 ? nullptr : std::make_shared<RoomOfRanks>(disk_.group)) {
+      room_(disk_.group->size() == 1 ? nullptr : std::make_shared<RoomOfRanks>(disk_.group)),
+      drains_({.disk_every = disk_.options.disk_every,
+               .group_timeout = disk_.options.group_timeout,
+               .group = disk_.group,
+               .engine = disk_.engine,
+               .ledger = disk_.ledger,
+               .memory_ledger = &ledger_,
+               .retire =
+                   [this] {
+                     MutexLock lock(slots_mutex_);
+                     engine_->Retire();
+                   },
+               .rank0_lives =
+                   [this] {
+                     return WriterLock::IsTaken(root_->at()) && root_->CheckSeen(disk_.of_rank0.writer_id).ok();
+                   }}) {
   ledger_.RetireDamaged();
-  if (disk_.ledger == nullptr) return;
-  disk_.ledger->ShareOrder();
-  const std::optional<Ledger::Newest> newest = disk_.ledger->FindNewest();
-  MutexLock lock(mutex_);
-  if (newest) drained_ = newest->step;
+  if (disk_.ledger != nullptr) disk_.ledger->ShareOrder();
 }
 
 MemoryRoot::~MemoryRoot() = default;
@@ -281,7 +281,7 @@ void MemoryRoot::DrainFound() {
   Result<std::unique_ptr<Snapshot>> snapshot = ReadBack(stored);
   if (!snapshot.ok()) {
     if (leads()) {
-      AnnounceLeftOut(info.step, attempt, snapshot.status());
+      drains_.AnnounceLeftOut(info.step, attempt, snapshot.status());
     } else {
       disk_.group->Send("prepared/" + attempt, EncodePrepared({.failure = snapshot.status()}));
     }
@@ -308,8 +308,7 @@ void MemoryRoot::DrainFound() {
          .phase = "open",
          .path = info.path});
   }
-  MutexLock lock(mutex_);
-  OnKept(task, attempt);
+  drains_.Keep(task, attempt);
 }
 
 Status MemoryRoot::Allocate(std::uint64_t bytes) {
@@ -351,34 +350,13 @@ Result<bool> MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Dea
   Status allocated;
   while (slot_bytes_ < needed) {
     if (!engine_->WaitIdle(deadline)) return false;
-    MutexLock lock(mutex_);  // So that no drain ends, and lets retention begin.
+    MutexLock lock(slots_mutex_);
     if (!engine_->WaitIdle(Deadline::In({}))) continue;
     allocated = Allocate(needed);
     slot_bytes_ = needed;
   }
   if (!allocated.ok()) TurnOff(allocated);
   return allocated.ok();
-}
-
-void MemoryRoot::GiveUpDrain(std::uint64_t step, std::string_view reason, Deadline deadline) {
-  if (!leads()) return;
-  const Status why =
-      Error(StatusCode::kCancelled, "step {}: kept in memory, and {} before the disk had it", step, reason);
-  std::shared_ptr<SaveTask> drain;
-  {
-    MutexLock lock(mutex_);
-    const auto is_of = [step](const auto& task) { return task != nullptr && task->plan().step == step; };
-    const auto is_kept = [&](const auto& task) { return is_of(task) && task->stats().phase == SavePhase::kKept; };
-    // Its caller has heard that it is kept, and its engine is about to say so here.
-    while (std::ranges::any_of(expected_, is_kept) && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
-    // A newer one: this step is refused.
-    if (std::ranges::any_of(expected_, [step](const auto& task) { return task->plan().step >= step; })) return;
-    if (is_of(waiting_)) return LeaveOut(std::exchange(waiting_, nullptr), why);
-    if (is_of(drain_) && (waiting_ == nullptr || disk_.ledger->IsAbandoned(step))) drain = drain_;
-  }
-  if (drain == nullptr) return;
-  static_cast<void>(drain->RequestCancel(why));
-  static_cast<void>(drain->WaitEnded(deadline));
 }
 
 Status MemoryRoot::Accept(SavePlan& plan, Deadline deadline) {
@@ -389,10 +367,7 @@ Status MemoryRoot::Accept(SavePlan& plan, Deadline deadline) {
 }
 
 void MemoryRoot::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
-  {
-    MutexLock lock(mutex_);
-    expected_.push_back(task);
-  }
+  drains_.Expect(task);
   engine_->Submit(task, std::move(given_up));
 }
 
@@ -411,148 +386,14 @@ void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& out
   const bool failed = MemoryFails(outcome, room_ == nullptr) && outcome.detail() != StatusDetail::kDiskHangs;
   // A save may be cancelled with any status.
   if (failed && leads() && !task->cancelled()) TurnOff(outcome);
-  MutexLock lock(mutex_);
-  std::erase(expected_, task);
-  changed_.NotifyAll();
-  if (outcome.ok()) OnKept(task, attempt);
-}
-
-void MemoryRoot::OnKept(const std::shared_ptr<SaveTask>& task, const std::string& attempt) {
-  const std::uint64_t step = task->plan().step;
-  ledger_.SetPinned(step, true);
-  if (stopping_) {
-    return LeaveOut(task,
-                    Error(StatusCode::kCancelled, "step {}: kept in memory alone: the checkpointer was closed", step));
-  }
-  if (!leads()) return AwaitDrain(task, attempt);
-  // A younger one may have been kept before it.
-  const std::shared_ptr<SaveTask>& other = waiting_ != nullptr ? waiting_ : drain_;
-  const bool newer = other == nullptr || PlaceInTime(*other) < PlaceInTime(*task);
-  if (!newer) return LeaveOut(task, Overtaken(*task, *other));
-  if (waiting_ != nullptr) LeaveOut(waiting_, Overtaken(*waiting_, *task));
-  waiting_ = task;
-  // Before it is known whether somebody does.
-  task->OnWanted([this, inbox = engine_->inbox()] {
-    inbox->Post([this] {
-      MutexLock lock(mutex_);
-      BeginDrain();
-    });
-  });
-  BeginDrain();
-}
-
-bool MemoryRoot::IsDue(const SaveTask& task) const {
-  const std::uint64_t every = disk_.options.disk_every;
-  if (every == 0 || !drained_ || task.wanted()) return true;
-  // After a restore of an older one it is below.
-  return task.plan().step < *drained_ || task.plan().step - *drained_ >= every;
-}
-
-void MemoryRoot::BeginDrain(bool wanted) {
-  if (drain_ != nullptr || waiting_ == nullptr || stopping_ || (!wanted && !IsDue(*waiting_))) return;
-  const std::shared_ptr<SaveTask> next = std::exchange(waiting_, nullptr);
-  Drain(next, next->plan().attempt);
+  outcome.ok() ? drains_.Keep(task, attempt) : drains_.Forget(task);
 }
 
 void MemoryRoot::OnMoved(const std::shared_ptr<SaveTask>& task) {
   TurnOff(Error(StatusCode::kCancelled, "rank 0 does not keep saves any more"));
   task->MoveTo(disk_.engine->inbox());
   disk_.engine->Submit(task);
-  MutexLock lock(mutex_);
-  std::erase(expected_, task);
-  changed_.NotifyAll();
-}
-
-void MemoryRoot::AwaitDrain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) {
-  undecided_.emplace(attempt, task);
-  WatchRank0();
-  // Nothing is posted any more once that engine has stopped, and this ends later.
-  disk_.group->Await("attempt/" + attempt, Deadline::Infinite(),
-                     [this, attempt, inbox = disk_.engine->inbox()](Result<std::string> heard) {
-                       inbox->Post([this, attempt, heard = std::move(heard)] { OnDecided(attempt, heard); });
-                     });
-}
-
-void MemoryRoot::WatchRank0() {
-  if (std::exchange(watching_, true)) return;
-  // Nobody announces it: its deadline is what it is for.
-  disk_.group->Await(fmt::format("memory/watch/{}", watches_++), Deadline::In(disk_.options.group_timeout),
-                     [this, inbox = disk_.engine->inbox()](const Result<std::string>& heard) {
-                       inbox->Post([this, ended = heard.status()] { OnWatched(ended); });
-                     });
-}
-
-void MemoryRoot::OnWatched(const Status& ended) {
-  MutexLock lock(mutex_);
-  watching_ = false;
-  // If the group is lost, what is undecided hears it.
-  if (undecided_.empty() || ended.code() != StatusCode::kDeadlineExceeded) return;
-  if (WriterLock::IsTaken(root_->at()) && root_->CheckSeen(disk_.of_rank0.writer_id).ok()) return WatchRank0();
-  for (const auto& [attempt, task] : std::exchange(undecided_, {})) {
-    LeaveOut(task, Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
-                         "step {}: kept in memory alone: rank 0 has ended before the disk had it", task->plan().step));
-  }
-  changed_.NotifyAll();
-}
-
-void MemoryRoot::OnDecided(const std::string& attempt, const Result<std::string>& heard) {
-  MutexLock lock(mutex_);
-  const auto found = undecided_.extract(attempt);
-  if (found.empty()) return;
-  const std::shared_ptr<SaveTask>& task = found.mapped();
-  const Result<AttemptProposal> said = heard.ok() ? DecodeAttempt(*heard) : heard.status();
-  if (said.ok() && said->refusal.ok()) {
-    Drain(task, attempt);
-  } else if (said.ok()) {
-    LeaveOut(task, said->refusal);
-  } else {
-    LeaveOut(task,
-             Error(said.status().code(), "step {}: kept in memory; rank 0 did not say whether the disk gets it: {}",
-                   task->plan().step, said.status().message()));
-  }
-  changed_.NotifyAll();
-}
-
-void MemoryRoot::Drain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) {
-  SavePlan plan = task->plan();
-  plan.attempt = attempt;
-  plan.drain = true;
-  plan.hold = {};  // Its caller has released it.
-  drained_ = plan.step;
-  drain_ = std::make_shared<SaveTask>(std::move(plan), task->TakeSnapshot(), std::vector<DeviceEvents>(), task->begun(),
-                                      disk_.engine->inbox());
-  drain_->Drain(task);
-  ++drains_;
-  disk_.engine->Submit(drain_);
-}
-
-void MemoryRoot::AnnounceLeftOut(std::uint64_t step, const std::string& attempt, const Status& why) const {
-  if (room_ != nullptr) disk_.group->Announce("attempt/" + attempt, EncodeAttempt({.step = step, .refusal = why}));
-}
-
-void MemoryRoot::LeaveOut(const std::shared_ptr<SaveTask>& task, Status why) {
-  const SavePlan& plan = task->plan();
-  if (disk_.ledger != nullptr) disk_.ledger->Withdraw(plan);
-  if (leads()) AnnounceLeftOut(plan.step, plan.attempt, why);
-  task->DropSnapshot();
-  Unpin(plan);
-  task->Finish(std::move(why));
-}
-
-void MemoryRoot::Unpin(const SavePlan& plan) {
-  // The step may have been saved anew meanwhile.
-  if (ledger_.AttemptOf(plan.step) == plan.attempt) ledger_.SetPinned(plan.step, false);
-}
-
-void MemoryRoot::OnGoneFromDisk(const std::shared_ptr<SaveTask>& task) {
-  MutexLock lock(mutex_);
-  if (drain_ != task) return;
-  drain_ = nullptr;
-  Unpin(task->plan());
-  if (task->stats().phase != SavePhase::kDurable) drained_.reset();
-  BeginDrain();
-  engine_->Retire();
-  changed_.NotifyAll();
+  drains_.Forget(task);
 }
 
 Status MemoryRoot::RemoveStep(IoQueue& queue, std::uint64_t step) {
@@ -563,43 +404,12 @@ Status MemoryRoot::RemoveStep(IoQueue& queue, std::uint64_t step) {
   return removal.status;
 }
 
-bool MemoryRoot::WaitIdle(Deadline deadline) {
-  while (true) {
-    std::shared_ptr<SaveTask> drain;
-    {
-      MutexLock lock(mutex_);
-      if (!deadline.passed() && expected_.empty()) BeginDrain(/*wanted=*/true);
-      // Its waiters may have been told while the disk still has a part of it.
-      const bool drains = drain_ != nullptr && !drain_->ended();
-      if (expected_.empty() && waiting_ == nullptr && undecided_.empty() && !drains) return true;
-      if (deadline.passed() || (expected_.empty() && !drains && !disk_.engine->DiskHangs().ok())) return false;
-      if (!drains) {
-        changed_.WaitUntil(mutex_, deadline);
-        continue;
-      }
-      drain = drain_;
-    }
-    static_cast<void>(drain->WaitEnded(deadline));
-  }
-}
-
-std::string MemoryRoot::Busy() const {
-  if (engine_->HasSaves()) return engine_->Busy();
-  MutexLock lock(mutex_);
-  const std::shared_ptr<SaveTask> waits = undecided_.empty() ? waiting_ : undecided_.begin()->second;
-  if (waits != nullptr) return fmt::format("step {}, kept in memory, waits for the disk", waits->plan().step);
-  if (drain_ == nullptr) return {};
-  return fmt::format("step {}, kept in memory, is written to the disk", drain_->plan().step);
-}
+std::string MemoryRoot::Busy() const { return engine_->HasSaves() ? engine_->Busy() : drains_.Busy(); }
 
 void MemoryRoot::AddStats(CheckpointerStats& stats) const {
   CheckpointerStats kept;
   engine_->AddStats(kept);
-  {
-    MutexLock lock(mutex_);  // So that no drain begins.
-    disk_.engine->AddStats(stats);
-    stats.saves_started -= drains_;
-  }
+  drains_.AddStats(stats);
   const std::vector<std::shared_ptr<SaveTask>> tasks = disk_.engine->InFlight();
   stats.saves_in_flight = static_cast<std::uint64_t>(std::ranges::count(tasks, false, &SaveTask::drains));
   stats.saves_started += kept.saves_started;
@@ -609,19 +419,6 @@ void MemoryRoot::AddStats(CheckpointerStats& stats) const {
   stats.failures_in_a_row = std::max(stats.failures_in_a_row, kept.failures_in_a_row);
   if (stats.not_recycled_reason.empty()) stats.not_recycled_reason = std::move(kept.not_recycled_reason);
   if (in_use()) stats.memory_root = root_->path();
-}
-
-void MemoryRoot::StopDraining() {
-  MutexLock lock(mutex_);
-  stopping_ = true;
-  std::vector<std::shared_ptr<SaveTask>> left;
-  if (waiting_ != nullptr) left.push_back(std::exchange(waiting_, nullptr));
-  for (const auto& [attempt, task] : std::exchange(undecided_, {})) left.push_back(task);
-  for (const std::shared_ptr<SaveTask>& task : left) {
-    LeaveOut(task, Error(StatusCode::kCancelled,
-                         "step {}: kept in memory alone: the checkpointer was closed before the disk was free",
-                         task->plan().step));
-  }
 }
 
 void MemoryRoot::Close(bool removes) {

@@ -2,13 +2,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "api/memory_drains.h"
 #include "api/memory_ranks.h"
 #include "base/mutex.h"
 #include "cairn/checkpointer.h"
@@ -20,18 +19,12 @@
 namespace cairn {
 
 /// The root in memory of one Checkpointer (Options::memory_root). It has a root, a ledger and an engine of its own, so
-/// that nothing of it waits for the disk. A save goes there first, and is kept once it is committed there. Then its
-/// drain begins: a save of the same attempt by the disk's engine, which reads the mapped shard, sums it again, and
-/// commits only if the sums are those of before.
+/// that nothing of it waits for the disk. A save goes there first, and is kept once it is committed there. Then it is
+/// drained, see MemoryDrains.
 ///
-///  - One save is drained at a time. Of those that are kept meanwhile the newest waits; it begins when that has ended,
-///    and it is due (Options::disk_every) or somebody waits for it. One that it overtakes is left out of the disk,
-///    which its waiters hear at once.
 ///  - Retention keeps the newest in memory, and those that are drained or wait. So a slot more than saves in flight is
 ///    in use for each of these two, and no more.
-///  - Of several ranks, which are on one node, all have the same folder, and each its shards' slots. Rank 0 decides
-///    what is drained; the others hear it by the attempt's id (attempt/, see Coordination), or that it is left out, and
-///    why.
+///  - Of several ranks, which are on one node, all have the same folder, and each its shards' slots.
 ///  - The disk's ledger has admitted every save, and counts it as in flight until it is durable or left out. So lines,
 ///    steps and parents are decided in one place. A kept commit waits until its line is recorded on the disk.
 class MemoryRoot {
@@ -62,15 +55,16 @@ class MemoryRoot {
   /// Once both engines may call this, on all ranks: what an earlier run has left here, and the disk does not have, is
   /// drained, as if it had been kept now. An event says why not, if its files are damaged, or of another number of
   /// ranks.
-  void DrainFound() CAIRN_EXCLUDES(mutex_);
+  void DrainFound();
   /// What that will be, if it is of as many ranks; else empty.
   [[nodiscard]] std::string found_attempt() const;
-  /// StopDraining comes before, and both engines have stopped.
+  /// MemoryDrains::Stop comes before, and both engines have stopped.
   ~MemoryRoot();
   MemoryRoot(const MemoryRoot&) = delete;
   MemoryRoot& operator=(const MemoryRoot&) = delete;
 
   [[nodiscard]] Engine& engine() const { return *engine_; }
+  [[nodiscard]] MemoryDrains& drains() { return drains_; }
   [[nodiscard]] Root& root() const { return *root_; }
   /// For reads.
   [[nodiscard]] MemoryPlace place() const { return {.path = root_->path(), .root = disk_.id}; }
@@ -81,39 +75,29 @@ class MemoryRoot {
   /// the slots, or larger ones; of several ranks all have them, or none. An error if that is not known in time. One
   /// call at a time.
   [[nodiscard]] Result<bool> MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline)
-      CAIRN_EXCLUDES(mutex_);
+      CAIRN_EXCLUDES(slots_mutex_);
   /// Instead of that, if this rank cannot keep its first save: then no rank keeps any.
   void RefuseRoom(const Status& why);
   /// Of several ranks: all keep their saves, so that a save that one of them gives up is to be said here.
   [[nodiscard]] bool shared() const { return agreed_ && !off_; }
   /// No save is kept any more, and every rank knows it.
   [[nodiscard]] bool gone() const { return off_ && !agreed_; }
-  /// Before its step is saved anew, or in another line, or removed: the `reason`. The disk need not get what is kept of
-  /// it, if that is the newest. Waits until it is not in flight.
-  void GiveUpDrain(std::uint64_t step, std::string_view reason, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Takes a save that the disk's ledger has admitted. On other ranks than 0 it does nothing.
   [[nodiscard]] Status Accept(SavePlan& plan, Deadline deadline);
   /// Unless it is submitted.
   void Withdraw(const SavePlan& plan) { ledger_.Withdraw(plan); }
   /// `given_up` as in Engine::Submit.
-  void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
-  /// From the disk's engine: see EngineParts::on_gone.
-  void OnGoneFromDisk(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
+  void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {});
   /// A reader has found a checkpoint there damaged.
   void FoundDamaged(const CheckpointInfo& info) { ledger_.FoundDamaged(info.step, info.attempt); }
 
   /// As Checkpointer::Remove: what is kept of the step. NotFound if nothing is.
   [[nodiscard]] Status RemoveStep(IoQueue& queue, std::uint64_t step);
 
-  /// Waits until each save has ended: is durable, left out or failed. The newest is due, unless the deadline has passed
-  /// already. False at the deadline, or if one waits for a disk that hangs.
-  [[nodiscard]] bool WaitIdle(Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// What WaitIdle waits for, in words; empty if nothing.
-  [[nodiscard]] std::string Busy() const CAIRN_EXCLUDES(mutex_);
+  /// What Engine::WaitIdle here, and then that of the drains, wait for, in words; empty if nothing.
+  [[nodiscard]] std::string Busy() const;
   /// Engine::AddStats of both engines.
-  void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
-  /// No further save is drained: the one that waits ends, as only kept.
-  void StopDraining() CAIRN_EXCLUDES(mutex_);
+  void AddStats(CheckpointerStats& stats) const;
   /// Once its engine has stopped: says what is only kept. If nothing is, and the disk's engine has stopped too, removes
   /// all of it.
   void Close(bool removes);
@@ -124,8 +108,6 @@ class MemoryRoot {
   [[nodiscard]] bool IsOfThisWorld(const StoredCheckpoint& stored) const;
   /// Maps its shard of this rank.
   [[nodiscard]] Result<std::unique_ptr<Snapshot>> ReadBack(const StoredCheckpoint& stored);
-  /// It is kept: the disk gets it, unless a newer one is.
-  void OnKept(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
   /// On rank 0.
   [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Lead(Parts parts);
   [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Join(Parts parts);
@@ -133,25 +115,8 @@ class MemoryRoot {
   [[nodiscard]] bool leads() const { return disk_.group->rank() == 0; }
   [[nodiscard]] Status Allocate(std::uint64_t bytes);
   [[nodiscard]] Result<bool> AgreeOnRoom(std::uint64_t bytes);
-  void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt)
-      CAIRN_EXCLUDES(mutex_);
-  void OnMoved(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
-  /// On other ranks than 0: what rank 0 does with what is kept.
-  void AwaitDrain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
-  void OnDecided(const std::string& attempt, const Result<std::string>& heard) CAIRN_EXCLUDES(mutex_);
-  /// While anything is undecided: looks each group_timeout whether rank 0 is alive, which on one node its lock tells.
-  void WatchRank0() CAIRN_REQUIRES(mutex_);
-  void OnWatched(const Status& ended) CAIRN_EXCLUDES(mutex_);
-  [[nodiscard]] bool IsDue(const SaveTask& task) const CAIRN_REQUIRES(mutex_);
-  /// The drain of the one that waits, if there is none, and it is due or `wanted`.
-  void BeginDrain(bool wanted = false) CAIRN_REQUIRES(mutex_);
-  void Drain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
-  /// Ends a kept save that the disk does not get, on rank 0 for all ranks.
-  void LeaveOut(const std::shared_ptr<SaveTask>& task, Status why);
-  /// To the other ranks, if there are any.
-  void AnnounceLeftOut(std::uint64_t step, const std::string& attempt, const Status& why) const;
-  /// Retention may take it.
-  void Unpin(const SavePlan& plan);
+  void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt);
+  void OnMoved(const std::shared_ptr<SaveTask>& task);
   void TurnOff(const Status& why);
   void Notify(const Event& event) const { disk_.options.on_event(event); }
 
@@ -170,23 +135,9 @@ class MemoryRoot {
   // Of a slot; of one caller of MakeRoom after the other.
   std::uint64_t slot_bytes_ = 0;
 
-  mutable Mutex mutex_;
-  mutable CondVar changed_;
-  // Submitted, and not yet in one of the two below, left out or failed.
-  std::vector<std::shared_ptr<SaveTask>> expected_ CAIRN_GUARDED_BY(mutex_);
-  // On other ranks than 0: what is kept, by its attempt, until rank 0 drains it or leaves it out.
-  std::map<std::string, std::shared_ptr<SaveTask>> undecided_ CAIRN_GUARDED_BY(mutex_);
-  bool watching_ CAIRN_GUARDED_BY(mutex_) = false;
-  std::uint64_t watches_ CAIRN_GUARDED_BY(mutex_) = 0;
-  // The disk's save of a kept one, until nothing of it is in flight any more; on other ranks than 0 the last one.
-  std::shared_ptr<SaveTask> drain_ CAIRN_GUARDED_BY(mutex_);
-  // The kept save that is drained next.
-  std::shared_ptr<SaveTask> waiting_ CAIRN_GUARDED_BY(mutex_);
-  std::uint64_t drains_ CAIRN_GUARDED_BY(mutex_) = 0;
-  // The step of the last one; none if it failed.
-  std::optional<std::uint64_t> drained_ CAIRN_GUARDED_BY(mutex_);
-  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
-
+  MemoryDrains drains_;
+  // While slots are allocated retention does not begin.
+  Mutex slots_mutex_;
   std::unique_ptr<Engine> engine_;
 };
 

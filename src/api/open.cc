@@ -138,7 +138,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.on_ended = [this] { SaveEnded(); };
   parts.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& /*outcome*/,
                          const std::string& /*attempt*/) {
-    if (memory != nullptr) memory->OnGoneFromDisk(task);
+    if (memory != nullptr) memory->drains().OnGone(task);
   };
   parts.queue = make_queue;
   parts.group = group;
@@ -297,7 +297,7 @@ Checkpointer::~Checkpointer() {
   if (impl_->mirrors != nullptr && !impl_->HasSaves()) impl_->mirrors->Tell();
   const bool grown = impl_->growth == nullptr || impl_->growth->End(end);
   MemoryRoot* const memory = impl_->memory.get();
-  if (memory != nullptr) memory->StopDraining();
+  if (memory != nullptr) memory->drains().Stop();
   const bool kept = memory == nullptr || memory->engine().Stop(end);
   const bool stopped = impl_->engine->Stop(end);
   // Its disk is not the root's, and nothing is lost with it.

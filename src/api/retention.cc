@@ -54,7 +54,7 @@ Status Checkpointer::Remove(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(fmt::format("step {}", step)));
   return impl_->blocking->Run([impl = impl_.get(), step](IoQueue& queue) -> Status {
     if (impl->memory != nullptr) {
-      impl->memory->GiveUpDrain(step, "removed", Deadline::In(impl->options.full_timeout));
+      impl->memory->drains().GiveUp(step, "removed", Deadline::In(impl->options.full_timeout));
     }
     CAIRN_RETURN_IF_ERROR(impl->ledger->BeginRemoval(step));
     Removal removal = RemoveCheckpointBlocking(queue, impl->root->at(), step,

@@ -73,7 +73,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   if (!kept.ok()) return refuse(kept.status());
   if (memory != nullptr && ledger != nullptr &&
       (save_options.if_exists == IfExists::kReplace || ledger->IsAbandoned(step))) {
-    memory->GiveUpDrain(step, "saved anew", Deadline::In(options.full_timeout));
+    memory->drains().GiveUp(step, "saved anew", Deadline::In(options.full_timeout));
   }
   Engine& saver = *kept && memory->in_use() ? memory->engine() : *engine;
   Result<SavePlan> plan = Admit(step, save_options.if_exists, saver);
