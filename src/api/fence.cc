@@ -93,7 +93,7 @@ Status Checkpointer::Drain(Deadline deadline) {
 Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   if (memory != nullptr && (!memory->drains().WaitIdle(deadline) || !memory->engine().WaitIdle(deadline))) {
-    const Status hangs = deadline.passed() ? Status::Ok() : engine->DiskHangs();
+    const Status hangs = deadline.passed() ? Status::Ok() : memory->drains().DiskHangs();
     if (hangs.ok()) return Error(StatusCode::kDeadlineExceeded, "still in flight: {}", memory->Busy());
     return Error(hangs.code(), hangs.detail(), "still in flight: {}: {}", memory->Busy(), hangs.message());
   }

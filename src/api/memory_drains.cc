@@ -104,7 +104,8 @@ bool MemoryDrains::IsDue(const SaveTask& task) const {
 }
 
 void MemoryDrains::Begin(bool wanted) {
-  if (drain_ != nullptr || waiting_ == nullptr || stopping_ || (!wanted && !IsDue(*waiting_))) return;
+  if (drain_ != nullptr || waiting_ == nullptr || stopping_ || !Hangs().ok()) return;
+  if (!wanted && !IsDue(*waiting_)) return;
   const std::shared_ptr<SaveTask> next = std::exchange(waiting_, nullptr);
   Drain(next, next->plan().attempt);
 }
@@ -165,6 +166,7 @@ void MemoryDrains::Drain(const std::shared_ptr<SaveTask>& task, const std::strin
   plan.drain = true;
   plan.hold = {};  // Its caller has released it.
   drained_ = plan.step;
+  hangs_ = {};
   drain_ = std::make_shared<SaveTask>(std::move(plan), task->TakeSnapshot(), std::vector<DeviceEvents>(), task->begun(),
                                       parts_.engine->inbox());
   drain_->Drain(task);
@@ -192,15 +194,62 @@ void MemoryDrains::Unpin(const SavePlan& plan) {
   if (memory.AttemptOf(plan.step) == plan.attempt) memory.SetPinned(plan.step, false);
 }
 
-void MemoryDrains::OnGone(const std::shared_ptr<SaveTask>& task) {
+void MemoryDrains::OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) {
+  if (!task->drains()) return;
   MutexLock lock(mutex_);
+  if (!leads() && !outcome.ok()) {
+    gone_.push_back(task->plan().attempt);
+    TellGone();
+  }
   if (drain_ != task) return;
   drain_ = nullptr;
   Unpin(task->plan());
-  if (task->stats().phase != SavePhase::kDurable) drained_.reset();
+  if (!outcome.ok()) drained_.reset();
+  // If it may be committed, another rank may have found that it is.
+  const bool hangs = outcome.detail() == StatusDetail::kDiskHangs && outcome.code() != StatusCode::kUnknownOutcome;
+  if (hangs && parts_.group->size() > 1) {
+    hangs_ = outcome;
+    if (leads()) AwaitGone(task->plan().attempt);
+  }
   Begin();
   parts_.retire();
   changed_.NotifyAll();
+}
+
+void MemoryDrains::OnAnswers() {
+  MutexLock lock(mutex_);
+  TellGone();
+  Begin();
+  changed_.NotifyAll();
+}
+
+void MemoryDrains::AwaitGone(const std::string& attempt) {
+  // A rank that has not taken part says nothing. If all that can be known is that time has passed, another try tells.
+  parts_.group->Collect(
+      "gone/" + attempt, Deadline::In(parts_.group_timeout), [](int /*rank*/, const std::string& /*message*/) {},
+      [this, inbox = parts_.engine->inbox()](const Status& /*end*/) { inbox->Post([this] { OnAllGone(); }); });
+}
+
+void MemoryDrains::OnAllGone() {
+  MutexLock lock(mutex_);
+  hangs_ = {};
+  Begin();
+  changed_.NotifyAll();
+}
+
+void MemoryDrains::TellGone() {
+  if (!parts_.engine->DiskHangs().ok()) return;
+  for (const std::string& attempt : std::exchange(gone_, {})) parts_.group->Send("gone/" + attempt, "gone");
+}
+
+Status MemoryDrains::Hangs() const {
+  const Status own = parts_.engine->DiskHangs();
+  return own.ok() ? hangs_ : own;
+}
+
+Status MemoryDrains::DiskHangs() const {
+  MutexLock lock(mutex_);
+  return Hangs();
 }
 
 bool MemoryDrains::WaitIdle(Deadline deadline) {
@@ -212,7 +261,7 @@ bool MemoryDrains::WaitIdle(Deadline deadline) {
       // Its waiters may have been told while the disk still has a part of it.
       const bool drains = drain_ != nullptr && !drain_->ended();
       if (expected_.empty() && waiting_ == nullptr && undecided_.empty() && !drains) return true;
-      if (deadline.passed() || (expected_.empty() && !drains && !parts_.engine->DiskHangs().ok())) return false;
+      if (deadline.passed() || (expected_.empty() && !drains && !Hangs().ok())) return false;
       if (!drains) {
         changed_.WaitUntil(mutex_, deadline);
         continue;

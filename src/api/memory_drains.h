@@ -26,6 +26,9 @@ class Ledger;
 ///  - One save is drained at a time. Of those that are kept meanwhile the newest waits; it begins when that has ended,
 ///    and it is due (Options::disk_every) or somebody waits for it. One that it overtakes is left out of the disk,
 ///    which its waiters hear at once.
+///  - None begins while the disk hangs on any rank. So of those that a hung disk does not take, one fails, and the
+///  newest
+///    waits. Rank 0 hears that another rank's disk answers by gone/ of the drain that has failed.
 ///  - Retention in memory spares those that are drained or wait (they are pinned in its ledger).
 ///  - Of several ranks, rank 0 decides what is drained; the others hear it by the attempt's id (attempt/, see
 ///    Coordination), or that it is left out, and why.
@@ -57,8 +60,9 @@ class MemoryDrains {
   void Forget(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
   /// It is kept: the disk gets it, unless a newer one is.
   void Keep(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
-  /// From the disk's engine: see EngineParts::on_gone.
-  void OnGone(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
+  /// From the disk's engine: see EngineParts.
+  void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome) CAIRN_EXCLUDES(mutex_);
+  void OnAnswers() CAIRN_EXCLUDES(mutex_);
 
   /// Before its step is saved anew, or in another line, or removed: the `reason`. The disk need not get what is kept of
   /// it, if that is the newest. Waits until it is not in flight.
@@ -69,6 +73,8 @@ class MemoryDrains {
   /// Waits until each save has ended: is durable, left out or failed. The newest is due, unless the deadline has passed
   /// already. False at the deadline, or if one waits for a disk that hangs.
   [[nodiscard]] bool WaitIdle(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Why none begins: the disk hangs, here or on another rank. Else Ok.
+  [[nodiscard]] Status DiskHangs() const CAIRN_EXCLUDES(mutex_);
   /// What WaitIdle waits for, once all that are expected are kept, in words; empty if nothing.
   [[nodiscard]] std::string Busy() const CAIRN_EXCLUDES(mutex_);
   /// Engine::AddStats of the disk's engine, whose drains are no saves of their own.
@@ -84,6 +90,13 @@ class MemoryDrains {
   /// The drain of the one that waits, if there is none, and it is due or `wanted`.
   void Begin(bool wanted = false) CAIRN_REQUIRES(mutex_);
   void Drain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] Status Hangs() const CAIRN_REQUIRES(mutex_);
+  /// On rank 0, after a drain that failed because the disk hangs on some rank: waits until nothing of it is in flight
+  /// on any rank, and their disks answer.
+  void AwaitGone(const std::string& attempt) CAIRN_REQUIRES(mutex_);
+  void OnAllGone() CAIRN_EXCLUDES(mutex_);
+  /// On other ranks: of the drains that have failed, unless this rank's disk hangs.
+  void TellGone() CAIRN_REQUIRES(mutex_);
   /// Ends a kept save that the disk does not get, on rank 0 for all ranks.
   void LeaveOut(const std::shared_ptr<SaveTask>& task, Status why);
   /// Retention may take it.
@@ -112,6 +125,10 @@ class MemoryDrains {
   std::uint64_t drains_ CAIRN_GUARDED_BY(mutex_) = 0;
   // The step of the last one; none if it failed.
   std::optional<std::uint64_t> drained_ CAIRN_GUARDED_BY(mutex_);
+  // Why the last one has failed, if the disk of some rank hangs, until that answers.
+  Status hangs_ CAIRN_GUARDED_BY(mutex_);
+  // On other ranks than 0: what TellGone is to say.
+  std::vector<std::string> gone_ CAIRN_GUARDED_BY(mutex_);
   bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
 };
 

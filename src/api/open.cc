@@ -136,9 +136,11 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.trace = &trace;
   parts.metrics = metrics.get();
   parts.on_ended = [this] { SaveEnded(); };
-  parts.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& /*outcome*/,
-                         const std::string& /*attempt*/) {
-    if (memory != nullptr) memory->drains().OnGone(task);
+  parts.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& /*attempt*/) {
+    if (memory != nullptr) memory->drains().OnGone(task, outcome);
+  };
+  parts.on_answers = [this] {
+    if (memory != nullptr) memory->drains().OnAnswers();
   };
   parts.queue = make_queue;
   parts.group = group;

@@ -62,6 +62,8 @@ struct EngineParts {
   /// The same, once nothing of it is in flight any more, before anything is retired for it. `attempt` is empty if it
   /// had none. May be empty.
   std::function<void(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt)> on_gone;
+  /// The disk, which had hung, answers. May be empty.
+  std::function<void()> on_answers;
   /// In memory, on other ranks than the coordinator: the save has not begun, and is the disk's engine's now.
   std::function<void(const std::shared_ptr<SaveTask>& task)> on_moved;
   IoQueueFactory queue;

@@ -172,14 +172,17 @@ Deadline Engine::WakesAt() {
 
 void Engine::WatchDisk() {
   std::vector<Event> events;
+  bool answers = false;
   if (watch_->Look(*context_.queue, events)) {
     MutexLock lock(mutex_);
+    answers = !disk_hangs_.ok() && watch_->hangs().ok();
     slow_ = watch_->slow();
     disk_hangs_ = watch_->hangs();
     removal_hangs_ = !watch_->removal_hangs().ok();
     changed_.NotifyAll();
   }
   for (const Event& event : events) context_.Notify(event);
+  if (answers && context_.parts.on_answers) context_.parts.on_answers();
   if (!watch_->hangs().ok()) GiveUpLines(watch_->hangs());
   if (watch_->hangs().ok() && watch_->removal_hangs().ok()) return;
   for (const auto& job : jobs_) {
