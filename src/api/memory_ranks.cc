@@ -18,8 +18,6 @@ namespace {
 
 constexpr const char* kJoined = "memory/joined";
 constexpr const char* kBegin = "memory/begin";
-constexpr const char* kRoom = "memory/room";
-constexpr const char* kVerdict = "memory/verdict";
 
 /// What a rank has said of itself, beginning with its name.
 Status OfRank(int rank, std::string_view message) {
@@ -88,18 +86,20 @@ Status MeetInMemory(const Options& options, const std::string& said, const Statu
   return verdict;
 }
 
+std::string RoomOfRanks::Key(const char* kind) const { return fmt::format("memory/{}/{}", kind, round_); }
+
 void RoomOfRanks::Begin() {
   const std::shared_ptr<Group> group = group_.lock();
   if (group == nullptr) return;
   const auto self = shared_from_this();
   if (rank_ != 0) {
-    return group->Await(kVerdict, Deadline::Infinite(), [self](const Result<std::string>& heard) {
+    return group->Await(Key("verdict"), Deadline::Infinite(), [self](const Result<std::string>& heard) {
       self->OnVerdict(heard.ok() ? FromRank0(*heard) : heard.status());
     });
   }
   const auto first = std::make_shared<Status>();
   group->Collect(
-      kRoom, Deadline::Infinite(),
+      Key("room"), Deadline::Infinite(),
       [first](int rank, const std::string& message) {
         if (first->ok()) *first = OfRank(rank, message);
       },
@@ -113,7 +113,7 @@ void RoomOfRanks::Say(const Status& own) {
     own_ = own;
   }
   if (rank_ == 0) return Announce();
-  if (const auto group = group_.lock(); group != nullptr) group->Send(kRoom, EncodeOutcome(own));
+  if (const auto group = group_.lock(); group != nullptr) group->Send(Key("room"), EncodeOutcome(own));
 }
 
 std::optional<Status> RoomOfRanks::Verdict(Deadline deadline) const {
@@ -139,7 +139,7 @@ void RoomOfRanks::Announce() {
     verdict_ = verdict;
     changed_.NotifyAll();
   }
-  if (const auto group = group_.lock(); group != nullptr) group->Announce(kVerdict, EncodeOutcome(verdict));
+  if (const auto group = group_.lock(); group != nullptr) group->Announce(Key("verdict"), EncodeOutcome(verdict));
 }
 
 void RoomOfRanks::OnVerdict(const Status& verdict) {

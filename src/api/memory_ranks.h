@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,8 +17,10 @@ namespace cairn {
 // memory/:
 //   joined    of each other rank: it has opened that folder, too, or why not.
 //   begin     announced: all have. Otherwise Open fails on all ranks, with what one of them has said.
-//   room      of each other rank, from its first save: it has allocated its slots, or what is missing for them.
-//   verdict   announced: all have. Otherwise no rank keeps anything in this run.
+//   room/     of each other rank, from its first save: it has allocated its slots, or what is missing for them, or that
+//             its call of that save was refused.
+//   verdict/  announced: all have. Otherwise no rank keeps anything in this run; unless a call was refused (Cancelled):
+//             then that save fails, and the next one is another round.
 // The saves that are kept are agreed on by keys of the same prefix, those that are drained by their attempts' ids: see
 // Coordination, MemoryRoot.
 
@@ -40,7 +43,8 @@ struct MemoryOfRank0 {
 /// Whether all ranks have room for what they keep. Safe from any thread.
 class RoomOfRanks : public std::enable_shared_from_this<RoomOfRanks> {
  public:
-  explicit RoomOfRanks(const std::shared_ptr<Group>& group) : group_(group), rank_(group->rank()) {}
+  RoomOfRanks(const std::shared_ptr<Group>& group, std::uint64_t round)
+      : group_(group), rank_(group->rank()), round_(round) {}
   /// Begins to listen.
   void Begin();
   /// This rank has it, or not. Only the first call has an effect.
@@ -51,12 +55,14 @@ class RoomOfRanks : public std::enable_shared_from_this<RoomOfRanks> {
  private:
   void OnAll(const Status& others) CAIRN_EXCLUDES(mutex_);
   void OnVerdict(const Status& verdict) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] std::string Key(const char* kind) const;
   /// On rank 0, once all have said it.
   void Announce() CAIRN_EXCLUDES(mutex_);
 
   // The group may hold this.
   const std::weak_ptr<Group> group_;
   const int rank_;
+  const std::uint64_t round_;
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::optional<Status> own_ CAIRN_GUARDED_BY(mutex_);

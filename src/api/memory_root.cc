@@ -212,10 +212,10 @@ Status MemoryRoot::Start() {
   engine.on_moved = [this](const std::shared_ptr<SaveTask>& task) { OnMoved(task); };
   engine.queue = disk_.queue;
   engine.group = disk_.group;
-  if (room_ != nullptr) engine.group = std::make_shared<PrefixedGroup>(disk_.group, "memory/");
+  if (!alone()) engine.group = std::make_shared<PrefixedGroup>(disk_.group, "memory/");
   CAIRN_ASSIGN_OR_RETURN(engine_, Engine::Start(std::move(engine)));
-  if (room_ == nullptr) return Status::Ok();
-  room_->Begin();
+  if (alone()) return Status::Ok();
+  BeginRoom();
   // What killed runs have left is gone before any rank looks for slots.
   static_cast<void>(engine_->WaitIdle(Deadline::In(disk_.options.group_timeout / 2)));
   return Status::Ok();
@@ -227,7 +227,6 @@ MemoryRoot::MemoryRoot(Parts parts, std::unique_ptr<Root> root, std::vector<Chec
       root_(std::move(root)),
       ledger_(std::move(found), /*keep_last=*/1, /*keep_every=*/0, disk_.root->line()),
       left_(std::move(left)),
-      room_(disk_.group->size() == 1 ? nullptr : std::make_shared<RoomOfRanks>(disk_.group)),
       drains_({.disk_every = disk_.options.disk_every,
                .group_timeout = disk_.options.group_timeout,
                .group = disk_.group,
@@ -312,16 +311,31 @@ void MemoryRoot::DrainFound() {
 }
 
 Status MemoryRoot::Allocate(std::uint64_t bytes) {
-  return AllocateSlots(root_->at(), static_cast<std::uint64_t>(disk_.group->rank()), SlotsOf(disk_.options), bytes);
+  Status allocated = AllocateSlots(root_->at(), static_cast<std::uint64_t>(disk_.group->rank()), SlotsOf(disk_.options),
+                                   bytes, engine_->mapped_files());
+  if (allocated.ok()) slot_bytes_ = bytes;
+  return allocated;
+}
+
+void MemoryRoot::BeginRoom() {
+  room_ = std::make_shared<RoomOfRanks>(disk_.group, rounds_++);
+  room_->Begin();
+  said_room_ = refused_room_ = false;
 }
 
 Result<bool> MemoryRoot::AgreeOnRoom(std::uint64_t bytes) {
-  if (!agreed_) {
+  while (!agreed_) {
     if (!std::exchange(said_room_, true)) room_->Say(Allocate(bytes));
     const std::optional<Status> all = room_->Verdict(Deadline::In(disk_.options.group_timeout));
     if (!all) {
       return Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
                    "memory_root: not all ranks have said within group_timeout that they have room for a save");
+    }
+    if (all->code() == StatusCode::kCancelled) {
+      const bool before = refused_room_;
+      BeginRoom();
+      if (before) continue;
+      return false;  // The disk's engine hears why this save fails.
     }
     agreed_ = all->ok();
     if (!all->ok()) {
@@ -336,27 +350,37 @@ Result<bool> MemoryRoot::AgreeOnRoom(std::uint64_t bytes) {
 }
 
 void MemoryRoot::RefuseRoom(const Status& why) {
-  if (room_ != nullptr && !off_ && !std::exchange(said_room_, true)) room_->Say(why);
+  if (alone() || agreed_ || off_) return;
+  if (refused_room_) BeginRoom();
+  if (std::exchange(said_room_, true)) return;
+  refused_room_ = true;
+  room_->Say(Error(StatusCode::kCancelled, "its save was refused: {}", why.message()));
 }
 
 Result<bool> MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) {
   if (gone()) return false;
   // Headers vary a little from save to save.
   const std::uint64_t needed = AlignUp(bytes, kBlock) + AlignUp(header + header / 4, std::uint64_t{64} << 10);
-  if (room_ != nullptr) return AgreeOnRoom(needed);
+  if (!alone() && (!agreed_ || off_)) return AgreeOnRoom(needed);
   // A save cuts its slot to its own length.
   if (needed + kMuchLess < slot_bytes_) slot_bytes_ = needed;
-  if (needed <= slot_bytes_) return true;
-  Status allocated;
   while (slot_bytes_ < needed) {
-    if (!engine_->WaitIdle(deadline)) return false;
+    if (!engine_->WaitIdle(deadline)) {
+      if (alone()) return false;
+      return Error(StatusCode::kDeadlineExceeded,
+                   "memory_root: {} all through full_timeout, and a larger state needs "
+                   "larger slots",
+                   engine_->Busy());
+    }
     MutexLock lock(slots_mutex_);
     if (!engine_->WaitIdle(Deadline::In({}))) continue;
-    allocated = Allocate(needed);
-    slot_bytes_ = needed;
+    if (const Status allocated = Allocate(needed); !allocated.ok()) {
+      if (!alone()) return allocated;
+      TurnOff(allocated);
+      return false;
+    }
   }
-  if (!allocated.ok()) TurnOff(allocated);
-  return allocated.ok();
+  return true;
 }
 
 Status MemoryRoot::Accept(SavePlan& plan, Deadline deadline) {
@@ -373,6 +397,7 @@ void MemoryRoot::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) 
 
 void MemoryRoot::TurnOff(const Status& why) {
   if (off_.exchange(true)) return;
+  engine_->EndSpares();
   Notify({.severity = Severity::kWarning,
           .status = why,
           .message =
@@ -383,7 +408,7 @@ void MemoryRoot::TurnOff(const Status& why) {
 }
 
 void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt) {
-  const bool failed = MemoryFails(outcome, room_ == nullptr) && outcome.detail() != StatusDetail::kDiskHangs;
+  const bool failed = MemoryFails(outcome, alone()) && outcome.detail() != StatusDetail::kDiskHangs;
   // A save may be cancelled with any status.
   if (failed && leads() && !task->cancelled()) TurnOff(outcome);
   outcome.ok() ? drains_.Keep(task, attempt) : drains_.Forget(task);

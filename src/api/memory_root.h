@@ -72,11 +72,11 @@ class MemoryRoot {
   [[nodiscard]] bool in_use() const { return !off_; }
 
   /// Before a save of so many bytes with a header of about that length: whether it is to be submitted here. Allocates
-  /// the slots, or larger ones; of several ranks all have them, or none. An error if that is not known in time. One
-  /// call at a time.
+  /// the slots, or larger ones. Of several ranks all have the first ones, or none; an error if that is not known in
+  /// time, or if a later save finds no room for larger ones: whose failure ends keeping on all. One call at a time.
   [[nodiscard]] Result<bool> MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline)
       CAIRN_EXCLUDES(slots_mutex_);
-  /// Instead of that, if this rank cannot keep its first save: then no rank keeps any.
+  /// Instead of that, if this rank's save is refused before all are known to have room: then no rank keeps that save.
   void RefuseRoom(const Status& why);
   /// Of several ranks: all keep their saves, so that a save that one of them gives up is to be said here.
   [[nodiscard]] bool shared() const { return agreed_ && !off_; }
@@ -113,6 +113,8 @@ class MemoryRoot {
   [[nodiscard]] static Result<std::unique_ptr<MemoryRoot>> Join(Parts parts);
   [[nodiscard]] Status Start();
   [[nodiscard]] bool leads() const { return disk_.group->rank() == 0; }
+  [[nodiscard]] bool alone() const { return disk_.group->size() == 1; }
+  void BeginRoom();
   [[nodiscard]] Status Allocate(std::uint64_t bytes);
   [[nodiscard]] Result<bool> AgreeOnRoom(std::uint64_t bytes);
   void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt);
@@ -126,13 +128,17 @@ class MemoryRoot {
   // See DrainFound.
   std::optional<StoredCheckpoint> left_;
   std::atomic<bool> off_ = false;
-  // Null for a rank alone; and whether all ranks are known to have room, of one caller of MakeRoom after the other.
-  const std::shared_ptr<RoomOfRanks> room_;
+  // Of several ranks: all are known to have room.
   std::atomic<bool> agreed_ = false;
+  // Of one caller of MakeRoom or RefuseRoom after the other. The round, none for a rank alone, and what this rank has
+  // said in it.
+  std::shared_ptr<RoomOfRanks> room_;
+  std::uint64_t rounds_ = 0;
+  bool said_room_ = false;
+  bool refused_room_ = false;
   // Rank 0 has told the others that it is off.
   bool told_off_ = false;
-  bool said_room_ = false;
-  // Of a slot; of one caller of MakeRoom after the other.
+  // Of a slot.
   std::uint64_t slot_bytes_ = 0;
 
   MemoryDrains drains_;

@@ -47,6 +47,8 @@ std::shared_ptr<SaveTask> Checkpointer::Impl::SubmitFailed(std::uint64_t step, s
                                                            SaveTask::Clock::time_point begun, const Status& why) {
   auto task = std::make_shared<SaveTask>(SavePlan{.step = step, .sequence = sequence}, nullptr,
                                          std::vector<DeviceEvents>(), begun, engine->inbox());
+  // The others may wait in their first save's call for what this rank says.
+  if (memory != nullptr) memory->RefuseRoom(why);
   memory != nullptr && memory->shared() ? memory->Submit(task, why) : engine->Submit(task, why);
   return task;
 }
@@ -168,12 +170,9 @@ Result<bool> Checkpointer::Impl::IsKept(std::uint64_t step, const TensorTable& t
   for (std::size_t i = 0; i < table.size(); ++i) {
     const TensorEntry& tensor = table[i];
     if (tensor.device.kind != DeviceKind::kCpu || tensor.written_by_streams) {
-      Status refused =
-          Error(StatusCode::kInvalidArgument,
-                "memory_root: expected tensors in the CPU's memory, which no GPU writes, found \"{}\" {}", tensor.name,
-                tensor.written_by_streams ? "in pinned memory" : "on " + ToString(tensor.device));
-      memory->RefuseRoom(refused);
-      return refused;
+      return Error(StatusCode::kInvalidArgument,
+                   "memory_root: expected tensors in the CPU's memory, which no GPU writes, found \"{}\" {}",
+                   tensor.name, tensor.written_by_streams ? "in pinned memory" : "on " + ToString(tensor.device));
     }
     header += 512 + 4 * tensor.name.size();
   }

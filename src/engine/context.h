@@ -93,7 +93,11 @@ struct EngineContext {
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.
   bool scanning = false;
+  /// What is removed may become a spare; no more after Engine::EndSpares.
+  bool recycles = true;
   OnNotRecycled not_recycled;
+  /// How what is removed becomes spares now.
+  std::function<SparePolicy()> spares;
   /// Whether files are being removed, or may be once an older save than this writer's has ended.
   std::function<bool(const ShardWriter& writer)> makes_room;
   /// Restores fill lanes too, and their ends do not wake the engine.
@@ -107,7 +111,7 @@ struct EngineContext {
   /// One for each save that may be in flight, and one for a checkpoint retired meanwhile; in memory all that there are.
   [[nodiscard]] std::uint64_t spare_folders() const {
     const auto in_flight = static_cast<std::uint64_t>(parts.options.max_in_flight);
-    return parts.options.recycle ? in_flight + (parts.in_memory ? 2 : 1) : 0;
+    return parts.options.recycle && recycles ? in_flight + (parts.in_memory ? 2 : 1) : 0;
   }
   [[nodiscard]] Device* FindDevice(DeviceId id) const {
     for (const auto& device : parts.devices) {

@@ -28,6 +28,7 @@ Engine::Engine(EngineParts parts)
   context_.parts = std::move(parts);
   context_.line = std::make_shared<SaveLine>(context_);
   context_.makes_room = [this](const ShardWriter& writer) { return MakesRoom(writer); };
+  context_.spares = [this] { return retention_.Spares(); };
   context_.not_recycled = [this](const std::string& why) {
     MutexLock lock(mutex_);
     not_recycled_ = why;
@@ -408,6 +409,14 @@ void Engine::Retire() {
     removing_ = true;  // Whoever waits for idle also waits for this.
   }
   context_.inbox->Post([this] { retention_.Retire(); });
+}
+
+void Engine::EndSpares() {
+  {
+    MutexLock lock(mutex_);
+    removing_ = true;
+  }
+  context_.inbox->Post([this] { retention_.EndSpares(); });
 }
 
 void Engine::ForgetKept(std::shared_ptr<const TensorTable> targets) {

@@ -53,6 +53,8 @@ class Engine {
   void AnnounceOff();
   /// What retention lets go has changed without a save.
   void Retire();
+  /// No save follows, or none that could use them: removes the spares, and makes no more.
+  void EndSpares();
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }
   [[nodiscard]] const std::shared_ptr<CopyPauses>& pauses() const { return context_.pauses; }
   /// Of a root in memory.

@@ -174,6 +174,14 @@ void Retention::OnLooked(std::uint64_t step, const std::string& attempt, const S
 
 void Retention::RemoveNext() {
   if (context_.scanning || removal_in_flight_) return;
+  if (removals_.empty() && std::exchange(spares_end_, false)) {
+    removal_in_flight_ = true;
+    return RunInBackground(*context_.queue, RemoveSparesTask(context_.parts.root, context_.parts.check_writer),
+                           [this](const Status&) {
+                             removal_in_flight_ = false;
+                             RemoveNext();
+                           });
+  }
   if (removals_.empty()) {
     if (!looking_) callbacks_.on_busy(false);
     return;
@@ -217,6 +225,12 @@ void Retention::NotifyRemoval(std::uint64_t step, const Removal& removal) {
                                           status.message()),
                    .phase = "retention",
                    .path = PathOf(step)});
+}
+
+void Retention::EndSpares() {
+  spares_end_ = recycles();
+  context_.recycles = false;
+  RemoveNext();
 }
 
 void Retention::RemoveSpares() {

@@ -42,6 +42,10 @@ class Retention {
   void OnSavesEnded();
   /// At the end.
   void RemoveSpares();
+  /// Before that: none is made or used any more.
+  void EndSpares();
+  /// How what is removed becomes spares now.
+  [[nodiscard]] SparePolicy Spares() const;
   [[nodiscard]] bool busy() const { return !removals_.empty() || removal_in_flight_ || looking_ || context_.scanning; }
 
  private:
@@ -55,16 +59,16 @@ class Retention {
   void Warn(const Status& status);
   [[nodiscard]] std::string PathOf(std::uint64_t step) const;
   void NotifyRemoval(std::uint64_t step, const Removal& removal);
-  [[nodiscard]] SparePolicy Spares() const;
   [[nodiscard]] bool leads() const { return context_.parts.group->rank() == 0; }
   [[nodiscard]] bool retains() const { return leads() && context_.parts.options.keep_last != 0; }
-  [[nodiscard]] bool recycles() const { return leads() && context_.parts.options.recycle; }
+  [[nodiscard]] bool recycles() const { return leads() && context_.parts.options.recycle && context_.recycles; }
 
   EngineContext& context_;
   const Callbacks callbacks_;
   std::deque<std::uint64_t> removals_;
   bool removal_in_flight_ = false;
   bool relist_due_ = false;
+  bool spares_end_ = false;
   // Durable steps that have not been looked at by their names.
   std::deque<std::uint64_t> unseen_;
   bool looking_ = false;

@@ -117,6 +117,7 @@ void ShardWriter::MakeAttempt() {
                    .reader_timeout = context_.parts.options.group_timeout / 2,
                    .spare_folders = context_.spare_folders(),
                    .not_recycled = context_.not_recycled,
+                   .replaced = context_.parts.in_memory ? context_.spares() : SparePolicy(),
                    // The second time a slot was lost to somebody who has it open, or to a save that failed.
                    .only_spares = context_.parts.in_memory && !tries_again_,
                    .mapped = context_.mapped_files(),

@@ -84,7 +84,8 @@
 //    disk is full, and at the end. A sweep keeps them and makes more from the attempts and removals that a killed
 //    writer left, which belong to no checkpoint either. Writes that the dead process still has in flight keep its file
 //    open, which the lease detects. It leaves one complete attempt (unnamed.h) until the next save is durable: a disk
-//    may have lost the rename of a save that was acknowledged.
+//    may have lost the rename of a save that was acknowledged. In memory, where all slots are allocated at once, what a
+//    commit has replaced is recycled, too.
 
 #include "store/attempt.h"
 
@@ -442,6 +443,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
                        .manifest = manifest,
                        .index_runs = std::move(index_runs),
                        .replace = replace,
+                       .spares = spec_.replaced,
                        .pin = spec_.pin,
                        .readers = {.timeout = spec_.reader_timeout, .hurry = &hurry_},
                        .file_mode = spec_.file_mode,

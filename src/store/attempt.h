@@ -67,6 +67,8 @@ struct AttemptSpec {
   /// How many spare folders to search for a file of this rank to overwrite.
   std::uint64_t spare_folders = 0;
   OnNotRecycled not_recycled;
+  /// What becomes of the shards of the checkpoint that the commit replaces.
+  SparePolicy replaced = {};
   /// Begin makes no new file: NoSpace if no spare can be taken.
   bool only_spares = false;
   /// For a root in memory: see MapShard. Outlives the attempt.

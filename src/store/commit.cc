@@ -289,7 +289,8 @@ IoTask<Status> FolderCommit::RemoveOld() {
   // Nobody could look, but it is durable. The next opening, or a removal of the step, removes the old one.
   if (!there.ok()) co_return Status::Ok();
   Leftovers left;
-  if (old_ == Old::kExchanged) static_cast<void>(co_await RemoveFolder(spec_.folder, left));
+  if (old_ == Old::kExchanged)
+    static_cast<void>(co_await RemoveRecycling(spec_.root, spec_.folder, spec_.spares, left));
   // Only this commit's: a writer that has taken over may be replacing the step again.
   if (old_ == Old::kAside) static_cast<void>(co_await RemoveReplacedFolder(spec_.root, replaced_path_));
   co_return Status::Ok();

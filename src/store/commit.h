@@ -12,6 +12,7 @@
 #include "store/attempt_folder.h"
 #include "store/locks.h"
 #include "store/remove.h"
+#include "store/spare.h"
 #include "store/writer.h"
 
 namespace cairn {
@@ -36,6 +37,8 @@ struct CommitSpec {
   /// One for each shard of the manifest, for the index (see BuildIndex). Empty: no index.
   std::vector<std::string> index_runs = {};
   bool replace = false;
+  /// What becomes of the shards of the replaced one.
+  SparePolicy spares = {};
   /// A user's pin, also where the replaced step has none or another.
   bool pin = false;
   ReaderPatience readers = {};

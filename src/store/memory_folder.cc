@@ -21,6 +21,7 @@
 #include "base/human.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
+#include "store/locks.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/space.h"
@@ -84,15 +85,32 @@ Status CheckMemory(const PathAt& root, std::uint64_t slots, std::uint64_t bytes,
                of_group ? limit->file : "the machine", HumanBytes(available));
 }
 
-Status Extend(const PathAt& path, int more_flags, std::uint64_t bytes) {
-  const UniqueFd fd(
-      ::openat(path.directory(), path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more_flags, kSlotMode));
-  if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
+UniqueFd OpenSlot(const PathAt& path, int more_flags) {
+  const int flags = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more_flags;
+  return UniqueFd(::openat(path.directory(), path.c_str(), flags, kSlotMode));
+}
+
+Status Extend(const UniqueFd& fd, const PathAt& path, std::uint64_t bytes) {
   int error = 0;
   do {
     error = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   } while (error == EINTR);
   return error == 0 ? Status::Ok() : ErrnoStatus(error, fmt::format("allocating {} bytes of {}", bytes, path));
+}
+
+/// False if another process has it open: one of an earlier run that has not ended.
+Result<bool> ExtendSpare(const Slot& slot, std::uint64_t bytes, const MappedFiles& mapped) {
+  UniqueFd fd = mapped.Open(slot.path);
+  const bool own = fd.valid();
+  if (!own) fd = OpenSlot(slot.path, 0);
+  if (!fd.valid() && errno == EWOULDBLOCK) return false;
+  if (!fd.valid()) return ErrnoStatus(errno, "opening " + slot.path.text());
+  if (!own) {
+    if (!TakeLease(fd, slot.path.text()).ok()) return false;
+    ReleaseLease(fd);
+  }
+  if (slot.allocated < bytes) CAIRN_RETURN_IF_ERROR(Extend(fd, slot.path, bytes));
+  return true;
 }
 
 void RemoveSlot(const PathAt& folder, std::uint64_t rank) {
@@ -105,9 +123,43 @@ Status MakeSlot(const PathAt& folder, std::uint64_t rank, std::uint64_t bytes) {
   if (::mkdirat(folder.directory(), folder.c_str(), kOwnMode) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "creating " + folder.text());
   }
-  Status made = Extend(JoinPath(folder, ShardName(rank)), O_CREAT | O_EXCL, bytes);
+  const PathAt path = JoinPath(folder, ShardName(rank));
+  const UniqueFd fd = OpenSlot(path, O_CREAT | O_EXCL);
+  if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
+  Status made = Extend(fd, path, bytes);
   if (!made.ok()) RemoveSlot(folder, rank);
   return made;
+}
+
+Status AllocateMissing(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes,
+                       const MappedFiles& mapped) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Slot> found, FindSlots(root, rank));
+  std::uint64_t missing = bytes * (slots - std::min<std::uint64_t>(slots, found.size()));
+  for (const Slot& slot : found) missing += bytes - std::min(bytes, slot.allocated);
+  CAIRN_RETURN_IF_ERROR(CheckMemory(root, slots, bytes, missing));
+  std::set<std::string> taken;
+  for (const Slot& slot : found) {
+    if (slot.spare) {
+      CAIRN_ASSIGN_OR_RETURN(const bool extended, ExtendSpare(slot, bytes, mapped));
+      if (!extended) {
+        ::unlinkat(slot.path.directory(), slot.path.c_str(), 0);
+        continue;
+      }
+    }
+    taken.insert(slot.path.text());
+  }
+  std::vector<PathAt> made;
+  Status status;
+  for (std::uint64_t number = 0; status.ok() && taken.size() + made.size() < slots && number < slots; ++number) {
+    const PathAt folder = JoinPath(root, SpareName(number));
+    if (taken.contains(JoinPath(folder, ShardName(rank)).text())) continue;
+    status = MakeSlot(folder, rank, bytes);
+    if (status.ok()) made.push_back(folder);
+  }
+  for (const PathAt& folder : made) {
+    if (!status.ok()) RemoveSlot(folder, rank);
+  }
+  return status;
 }
 
 }  // namespace
@@ -156,34 +208,20 @@ MemoryPlace FindMemoryPlace(const WriterRecord& root) {
   return {};
 }
 
-Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes) {
+Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes,
+                     const MappedFiles& mapped) {
   const PathAt self = JoinPath(root, ".");
   const UniqueFd alone(::openat(self.directory(), self.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!alone.valid()) return ErrnoStatus(errno, "opening " + root.text());
   while (::flock(alone.get(), LOCK_EX) != 0) {
     if (errno != EINTR) return ErrnoStatus(errno, "locking " + root.text());
   }
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<Slot> found, FindSlots(root, rank));
-  std::uint64_t missing = bytes * (slots - std::min<std::uint64_t>(slots, found.size()));
-  for (const Slot& slot : found) missing += bytes - std::min(bytes, slot.allocated);
-  CAIRN_RETURN_IF_ERROR(CheckMemory(root, slots, bytes, missing));
-  std::set<std::string> taken;
-  for (const Slot& slot : found) {
-    taken.insert(slot.path.text());
-    if (slot.spare && slot.allocated < bytes) CAIRN_RETURN_IF_ERROR(Extend(slot.path, 0, bytes));
+  while (true) {
+    Status allocated = AllocateMissing(root, rank, slots, bytes, mapped);
+    // Rank 0 has made a spare of a checkpoint meanwhile.
+    const bool renamed = allocated.code() == StatusCode::kNotFound || allocated.code() == StatusCode::kAlreadyExists;
+    if (!renamed || !IsSameFile(root, alone)) return allocated;
   }
-  std::vector<PathAt> made;
-  Status status;
-  for (std::uint64_t number = 0; status.ok() && found.size() + made.size() < slots && number < slots; ++number) {
-    const PathAt folder = JoinPath(root, SpareName(number));
-    if (taken.contains(JoinPath(folder, ShardName(rank)).text())) continue;
-    status = MakeSlot(folder, rank, bytes);
-    if (status.ok()) made.push_back(folder);
-  }
-  for (const PathAt& folder : made) {
-    if (!status.ok()) RemoveSlot(folder, rank);
-  }
-  return status;
 }
 
 void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots) {

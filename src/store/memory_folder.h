@@ -6,6 +6,7 @@
 #include "cairn/status.h"
 #include "io/path_at.h"
 #include "store/list.h"
+#include "store/mapped_file.h"
 
 namespace cairn {
 
@@ -28,9 +29,11 @@ namespace cairn {
 
 /// Allocates what is missing, so that there are `slots` shard files of the rank of `bytes` each, those of checkpoints
 /// and spares counted. NoSpace if the tmpfs, the machine's memory or that of the control group has less, and says what
-/// is missing: then what this call has made is gone again. Nobody may use the root meanwhile but other ranks in this
-/// call, of which one allocates after the other. Blocking.
-[[nodiscard]] Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes);
+/// is missing: then what this call has made is gone again. Meanwhile no save of this rank may be in flight; of several
+/// ranks in this call one allocates after the other. A spare that another process than this (`mapped`) has open is of
+/// an earlier run that has not ended: it is removed, and another one made. Blocking.
+[[nodiscard]] Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes,
+                                   const MappedFiles& mapped);
 /// Removes those of them that are spares.
 void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots);
 

@@ -306,9 +306,8 @@ IoTask<Status> RemoveUnnamed(PathAt folder) {
   co_return co_await RemoveFolder(folder, left);
 }
 
-IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SparePolicy& policy,
-                               Leftovers& left) {
-  FolderRemoval removal(root, JoinPath(root, name), policy, left);
+IoTask<Status> RemoveRecycling(const PathAt& root, const PathAt& folder, const SparePolicy& policy, Leftovers& left) {
+  FolderRemoval removal(root, folder, policy, left);
   co_return co_await removal.Run();
 }
 
@@ -401,7 +400,7 @@ IoTask<Status> SweepTask(PathAt root, SparePolicy spares, MemoryPlace memory, Sw
   for (const FolderEntry& entry : found) {
     if (entry.directory && IsAttemptName(entry.name)) continue;  // Of a save in flight.
     if (entry.directory) {
-      static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, swept.left));
+      static_cast<void>(co_await RemoveRecycling(root, JoinPath(root, entry.name), spares, swept.left));
     } else {
       swept.left.push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
     }
@@ -409,7 +408,7 @@ IoTask<Status> SweepTask(PathAt root, SparePolicy spares, MemoryPlace memory, Sw
   CAIRN_CO_RETURN_IF_ERROR(co_await DropStaleHolds(root, swept.left));
   if (unnamed.empty()) co_return Status::Ok();
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root.text(), [&] { return KeepUnnamed(root, swept); }));
-  if (!swept.unnamed) co_return co_await RemoveRecycling(root, unnamed, spares, swept.left);
+  if (!swept.unnamed) co_return co_await RemoveRecycling(root, JoinPath(root, unnamed), spares, swept.left);
   co_return Status::Ok();
 }
 

@@ -23,9 +23,9 @@ using Leftovers = std::vector<std::string>;
 /// followed. A directory inside is left alone: no checkpoint has one.
 IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left);
 
-/// The same for the folder `name` in the root, but keeps the shard files that the policy selects and that may be
+/// The same for a folder in the root, but keeps the shard files that the policy selects and that may be
 /// recycled. The folder then takes the first free spare name, or keeps its name if that is a spare's.
-IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SparePolicy& policy, Leftovers& left);
+IoTask<Status> RemoveRecycling(const PathAt& root, const PathAt& folder, const SparePolicy& policy, Leftovers& left);
 
 /// Durably removes all `.replaced-N-*` of step N. Call it while step-N exists, before step-N is removed: an opening
 /// writer that finds no step-N would put them back. `check_writer` is called before and after each rename. An error if

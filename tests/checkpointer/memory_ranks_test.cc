@@ -100,6 +100,25 @@ class MemoryRanks : public MemoryRootTest {
     }
     return saves;
   }
+  /// The same, but of rank 1 with kLarger more, and with the status of a call that fails.
+  std::vector<Result<SaveHandle>> SaveLarger(std::uint64_t step) {
+    std::vector<std::optional<Result<SaveHandle>>> made(ranks_.size());
+    OnAllRanks(size(), [&](int of) {
+      rank(of).states.push_back(SmallState(step, of));
+      Tensors& state = *rank(of).states.back();
+      if (of == 1) state.Add("rank1.more", kLarger / sizeof(float));
+      made[static_cast<std::size_t>(of)] = checkpointer(of).Save(step, state.state());
+    });
+    std::vector<Result<SaveHandle>> saves;
+    for (const auto& one : made) saves.push_back(*one);
+    return saves;
+  }
+  static constexpr std::uint64_t kLarger = 8U << 20;
+  static Statuses Kept(const std::vector<Result<SaveHandle>>& saves) {
+    Statuses statuses;
+    for (const auto& save : saves) statuses.push_back(save.ok() ? save->WaitKept(Soon()) : save.status());
+    return statuses;
+  }
   static Statuses Kept(const std::vector<SaveHandle>& saves) {
     Statuses statuses;
     for (const SaveHandle& save : saves) statuses.push_back(save.WaitKept(Soon()));
@@ -357,6 +376,83 @@ TEST_F(MemoryRanks, HaveRoomTogetherOrNotAtAll) {
   }
   EXPECT_EQ(ShardsIn(Folder()).second, 0U) << "no rank keeps its slots";
   EXPECT_THAT(Durable(SaveAll(2)), Each(Status::Ok()));
+}
+
+TEST_F(MemoryRanks, AFirstSaveThatOneRankRefusesFailsOnAllAtOnce) {
+  std::uint64_t step = 0;
+  for (const int refuses : {0, 1}) {
+    ASSERT_TRUE(OpenAll());
+    const auto refuse = [&] {
+      return checkpointer(refuses).GiveUp(step, Status(StatusCode::kInvalidArgument, "no such thing")).ok();
+    };
+    for (int save = 0; save < 2; ++save) {
+      ++step;
+      OnAllRanks(size(), [&](int of) {
+        if (of == refuses) {
+          EXPECT_TRUE(refuse());
+          return;
+        }
+        rank(of).states.push_back(SmallState(step, of));
+        const Result<SaveHandle> made = checkpointer(of).Save(step, rank(of).states.back()->state());
+        ASSERT_TRUE(made.ok()) << made.status();
+        EXPECT_THAT(made->WaitDurable(Soon()).message(), HasSubstr("no such thing"));
+      });
+    }
+    EXPECT_THAT(Kept(SaveAll(++step)), Each(Status::Ok()));
+    for (int of = 0; of < kRanks; ++of) EXPECT_EQ(checkpointer(of).stats().saves_kept, 1U) << "rank " << of;
+    CloseAll();
+  }
+}
+
+TEST_F(MemoryRanks, ALargerStateOfOneRankGetsLargerSlots) {
+  ASSERT_TRUE(OpenAll());
+  ASSERT_THAT(Kept(SaveAll(1)), Each(Status::Ok()));
+  const auto before = ShardsIn(Folder());
+
+  ASSERT_THAT(Kept(SaveLarger(2)), Each(Status::Ok()));
+
+  const auto after = ShardsIn(Folder());
+  EXPECT_EQ(after.first, before.first);
+  // Of 512 bytes; that in which step 1 lies, or two, may be as they were.
+  EXPECT_GE(after.second - before.second, 3 * kLarger / 512);
+  for (int of = 0; of < kRanks; ++of) EXPECT_EQ(checkpointer(of).stats().saves_kept, 2U) << "rank " << of;
+  EXPECT_THAT(Durable(SaveAll(3)), Each(Status::Ok()));
+}
+
+TEST_F(MemoryRanks, ALargerStateWithoutRoomFailsOnAllAtOnceAndLeavesTheDisk) {
+  ASSERT_TRUE(OpenAll());
+  ASSERT_THAT(Durable(SaveAll(1)), Each(Status::Ok()));
+  DrainAll();
+  // No file can be made there, nor extended.
+  std::string spare;
+  for (std::uint64_t number = 0; spare.empty() || !fs::exists(spare); ++number) {
+    spare = Folder() + "/" + SpareName(number) + "/" + ShardName(1);
+  }
+  fs::remove(spare);
+  fs::create_directories(spare);
+
+  const Statuses failed = Kept(SaveLarger(2));
+
+  EXPECT_THAT(failed, Each(HasCode(StatusCode::kIoError)));
+  EXPECT_THAT(failed[0].message(), HasSubstr("rank 1: "));
+  fs::remove(spare);
+  std::uint64_t step = 3;
+  const auto in_use = [](const auto& one) { return !one->checkpointer->stats().memory_root.empty(); };
+  while (std::ranges::any_of(ranks_, in_use)) ASSERT_THAT(Durable(SaveAll(step++)), Each(Status::Ok()));
+  ASSERT_THAT(Durable(SaveAll(step)), Each(Status::Ok()));
+  DrainAll();
+  EXPECT_LE(ShardsIn(Folder()).first, 3U) << "the slots are freed, but for the newest that is kept";
+}
+
+TEST_F(MemoryRanks, WhatIsReplacedLosesNoSlot) {
+  ASSERT_TRUE(OpenAll());
+  for (std::uint64_t variant = 0; variant < 8; ++variant) {
+    ASSERT_THAT(Kept(SaveAll(2, {.if_exists = IfExists::kReplace}, variant)), Each(Status::Ok()));
+  }
+  DrainAll();
+  EXPECT_EQ(ShardsIn(Folder()).first, 15U) << "five slots of each rank";
+  for (int of = 0; of < kRanks; ++of) EXPECT_EQ(checkpointer(of).stats().not_recycled_reason, "");
+  ExpectAllRestore(2, 7);
 }
 
 TEST_F(MemoryRanks, AFailureOfTheMemoryOfOneLeavesTheDiskToAll) {

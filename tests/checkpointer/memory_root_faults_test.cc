@@ -499,6 +499,8 @@ TEST_F(MemoryRootTest, AFailureOfTheMemoryLeavesTheDisk) {
   EXPECT_FALSE(SaveDurably(*checkpointer, 2).ok());
 
   EXPECT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  EXPECT_EQ(ShardsIn(Folder()).first, 1U) << "its slots are freed, but for what is kept";
   EXPECT_THAT(messages.Seen(), Contains(HasSubstr("saves go to the disk alone")));
   EXPECT_EQ(checkpointer->stats().memory_root, "");
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());

@@ -1,6 +1,7 @@
 // A root in memory: what is kept there survives the process, the disk gets what it can take, and a restore takes the
 // newest of both.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/inotify.h>
@@ -15,6 +16,7 @@
 #include <iterator>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "api/checkpointer_impl.h"
@@ -22,6 +24,7 @@
 #include "cairn/cairn.h"
 #include "checkpointer/memory_root_fixture.h"
 #include "store/list.h"
+#include "store/locks.h"
 #include "store/memory_folder.h"
 #include "store/names.h"
 #include "store/writer.h"
@@ -447,10 +450,38 @@ TEST_F(MemoryRootTest, ALargerStateGetsLargerSlots) {
 
 TEST_F(MemoryRootTest, SlotsThatDoNotFitAreNotMade) {
   const TempDir folder{"/dev/shm"};
-  const Status status = AllocateSlots(PathAt(folder.path()), 0, 3, std::uint64_t{1} << 50);
+  const Status status = AllocateSlots(PathAt(folder.path()), 0, 3, std::uint64_t{1} << 50, {});
   EXPECT_EQ(status.code(), StatusCode::kNoSpace);
   EXPECT_THAT(status.message(), HasSubstr("need 3.0 PiB more"));
   EXPECT_THAT(NamesIn(folder.path()), IsEmpty());
+}
+
+TEST_F(MemoryRootTest, ASlotThatAnEarlierRunStillHoldsIsMadeAnew) {
+  const TempDir folder{"/dev/shm"};
+  constexpr std::uint64_t kBytes = 1U << 20;
+  ASSERT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, kBytes, {}), Status::Ok());
+  const std::string held = folder / SpareName(1) + "/" + ShardName(0);
+  const UniqueFd fd(::open(held.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(TakeLease(fd, held), Status::Ok());
+
+  EXPECT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, 2 * kBytes, {}), Status::Ok());
+
+  EXPECT_EQ(ShardsIn(folder.path()), std::make_pair(std::size_t{3}, 3 * 2 * kBytes / 512));
+}
+
+TEST_F(MemoryRootTest, WhatIsReplacedLosesNoSlot) {
+  const auto checkpointer = OpenOrFail(WithMemory());
+  ASSERT_NE(checkpointer, nullptr);
+  for (std::uint64_t variant = 0; variant < 8; ++variant) {
+    const auto state = SmallState(2, 0, variant);
+    const auto save = checkpointer->Save(2, state->state(), {.if_exists = IfExists::kReplace});
+    ASSERT_TRUE(save.ok()) << save.status();
+    ASSERT_EQ(save->WaitKept(Soon()), Status::Ok());
+  }
+  ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  EXPECT_EQ(ShardsIn(Folder()).first, 5U);
+  EXPECT_EQ(checkpointer->stats().not_recycled_reason, "");
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest(), 7), Status::Ok());
 }
 
 TEST_F(MemoryRootTest, PinnedSavesGoToTheDiskAlone) {
