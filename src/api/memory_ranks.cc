@@ -57,11 +57,13 @@ Status MeetInMemory(const Options& options, const std::string& said, const Statu
   Group* const group = options.group.get();
   if (group == nullptr || group->size() == 1 || options.read_only) return {};
   if (said.empty()) {
-    if (group->rank() == 0 || options.memory_root.empty()) return {};
-    // Rank 0 may not know: it hears it with its first save.
+    if (group->rank() == 0 || opened.ok()) return {};
+    // Rank 0 may have one, which this rank has not heard, or not know that this rank has: it hears it with its first
+    // save.
+    group->Send(kJoined, EncodeOutcome(opened));
     PreparedMessage refused;
     refused.failure = opened;
-    if (!opened.ok()) group->Send("prepared/0", EncodePrepared(refused));
+    if (!options.memory_root.empty()) group->Send("prepared/0", EncodePrepared(refused));
     return {};
   }
   if (group->rank() != 0) {

@@ -112,7 +112,13 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Open(Parts parts) {
 
 Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Join(Parts parts) {
   const std::string& folder = parts.options.memory_root;
-  CAIRN_ASSIGN_OR_RETURN(const std::string path, MakeMemoryFolder(folder, parts.id));
+  const Result<std::string> found_path = FindMemoryFolder(folder, parts.id);
+  if (found_path.status().code() == StatusCode::kNotFound) {
+    return Error(StatusCode::kInvalidArgument,
+                 "memory_root: expected the folder that rank 0 has opened, found none in {} on rank {}", folder,
+                 parts.group->rank());
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::string path, found_path);
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, OpenIn(path, parts));
   if (const Status seen = root->CheckSeen(parts.of_rank0.writer_id); !seen.ok()) {
     return Error(StatusCode::kInvalidArgument,
@@ -171,7 +177,7 @@ Result<std::unique_ptr<MemoryRoot>> MemoryRoot::Lead(Parts parts) {
   // From now on all that is there is of these.
   CAIRN_RETURN_IF_ERROR(RecordOpenings(*root, parts));
   const std::vector<CheckpointInfo> on_disk = parts.ledger->NewestFirst();
-  if (newest != nullptr && !on_disk.empty() && PlaceInTime(*newest) < PlaceInTime(on_disk.front())) {
+  if (newest != nullptr && !on_disk.empty() && newest->line < on_disk.front().line) {
     warn(fmt::format("{} is of line {}, and older than step {} of line {}, which the disk has", newest->path,
                      newest->line, on_disk.front().step, on_disk.front().line),
          newest->path);

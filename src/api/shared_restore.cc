@@ -305,6 +305,10 @@ T Search::WaitFor(std::future<T> answer, T cancelled) const {
 }
 
 Result<StoredCheckpoint> Search::Find(const ChoiceMessage& choice) const {
+  if (choice.in_memory && shared_.parts.memory.path.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "memory_root: expected the one of rank 0, which reads {}, found none on rank {}", choice.path, rank());
+  }
   const bool in_root = shared_.selector.folder().empty();
   Result<std::vector<StoredCheckpoint>> found = ChooseCheckpoints(
       choice.in_memory ? shared_.parts.memory.path : shared_.root, in_root ? Step(choice.step) : shared_.selector);

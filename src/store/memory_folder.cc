@@ -186,6 +186,12 @@ Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::
   return path;
 }
 
+Result<std::string> FindMemoryFolder(const std::string& memory_root, const std::string& root_id) {
+  std::string path = FolderIn(memory_root, root_id);
+  CAIRN_RETURN_IF_ERROR(CheckOwn(path));
+  return path;
+}
+
 MemoryPlace FindMemoryPlace(const std::string& memory_root, const WriterRecord& root) {
   if (memory_root.empty() || root.root.empty()) return {};
   MemoryPlace place{.path = FolderIn(memory_root, root.root), .root = root.root, .root_openings = root.openings};

@@ -21,6 +21,9 @@ namespace cairn {
 /// Returns its path. Blocking.
 [[nodiscard]] Result<std::string> MakeMemoryFolder(const std::string& memory_root, const std::string& root_id);
 
+/// The path of that folder, which rank 0 has made. Errors as before; NotFound if there is none. Blocking.
+[[nodiscard]] Result<std::string> FindMemoryFolder(const std::string& memory_root, const std::string& root_id);
+
 /// Where the saves of the root with that record are kept in `memory_root`, for who does not open it. Empty if this user
 /// has no such folder. Blocking.
 [[nodiscard]] MemoryPlace FindMemoryPlace(const std::string& memory_root, const WriterRecord& root);

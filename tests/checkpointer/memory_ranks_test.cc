@@ -581,6 +581,35 @@ TEST_F(MemoryRanks, AnotherFolderIsRefused) {
     EXPECT_THAT(rank(of).opened.message(), HasSubstr("memory_root: expected the folder that rank 0 has opened")) << of;
   }
   EXPECT_THAT(NamesIn(memory_.path()), IsEmpty());
+  EXPECT_THAT(NamesIn(other.path()), IsEmpty());
+}
+
+TEST_F(MemoryRanks, AFolderOfOneRankThatIsNotInMemoryIsRefusedByAll) {
+  MakeRanks();
+  Open([&](int of, Options& options) {
+    if (of == 1) options.memory_root = "/proc";
+  });
+  for (const int of : {0, 1}) {
+    EXPECT_THAT(rank(of).opened.message(), HasSubstr("memory_root: expected a folder on tmpfs")) << of;
+  }
+  EXPECT_THAT(rank(0).opened.message(), StartsWith("rank 1: "));
+}
+
+TEST_F(MemoryRanks, ReadersOfWhichOneHasNoMemoryRootHearItAtOnce) {
+  KeepInAllAndDie({1}, /*holds=*/false);
+  KeepInAllAndDie({2}, /*holds=*/true);
+  ASSERT_TRUE(OpenAll(kRanks, [](int of, Options& options) {
+    options.read_only = true;
+    if (of == 1) options.memory_root.clear();
+  }));
+
+  OnAllRanks(kRanks, [&](int of) {
+    const auto state = SmallState(0, of);
+    const Status restored = checkpointer(of).Restore(Latest(), state->state()).status();
+    EXPECT_EQ(restored.code(), StatusCode::kInvalidArgument) << restored;
+    EXPECT_THAT(restored.message(), HasSubstr("memory_root: expected the one of rank 0"));
+    EXPECT_THAT(restored.message(), HasSubstr("found none on rank 1"));
+  });
 }
 
 TEST_F(MemoryRanks, AnotherNodeIsRefused) {

@@ -345,6 +345,27 @@ TEST_F(MemoryRootTest, AnOlderLineIsNotTakenForTheNewest) {
   EXPECT_EQ(SaveDurably(*checkpointer, 6), Status::Ok());
 }
 
+// The disk got step 2 alone, which is newer than what is in memory, but of the same line.
+TEST_F(MemoryRootTest, WhatIsOlderAsItMustBeIsNotWarnedOf) {
+  Forked child([&](const Say&) {
+    const auto checkpointer = Checkpointer::Open(WithMemory());
+    if (!checkpointer.ok() || !SaveDurably(**checkpointer, 1).ok()) return 2;
+    if (!SaveDurably(**checkpointer, 2, {.pin = true}).ok()) return 3;
+    ::kill(::getpid(), SIGKILL);
+    return 4;
+  });
+  ASSERT_EQ(child.Wait(Soon()).how, Forked::How::kKilled);
+  Messages messages;
+  Options options = WithMemory();
+  options.on_event = messages.callback();
+
+  const auto checkpointer = OpenOrFail(options);
+
+  ASSERT_NE(checkpointer, nullptr);
+  EXPECT_THAT(messages.Seen(), IsEmpty());
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Step(2)), Status::Ok());
+}
+
 TEST_F(MemoryRootTest, ADamagedCopyGoesWhenANewerOneIsKept) {
   KeepAndDie({1}, /*holds=*/true);
   std::ofstream(InFolder(1) + "/" + std::string(kManifestName)) << "{";
