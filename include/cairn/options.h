@@ -98,7 +98,7 @@ struct Options {
   /// overtaken before that never gets there (SaveHandle::WaitDurable), and the destructor waits for the newest; so it
   /// is with what an earlier run has left there alone. Restore takes the newest of both places; a copy in memory that
   /// is damaged is passed over for the disk's copy of the same save. Pinned saves, and those of keep_every, go to the
-  /// disk alone.
+  /// disk alone; of several ranks, those of rank 0.
   ///
   /// Takes max_in_flight + 2 times the state of memory, allocated by the first Save, and again by one of a larger
   /// state. Where that is more than the tmpfs, the machine or the control group has, an event says what is missing, and

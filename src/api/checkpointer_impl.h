@@ -160,9 +160,10 @@ class Checkpointer::Impl {
   [[nodiscard]] bool Keeps() const;
   /// The engine that saves go to first.
   [[nodiscard]] Engine& Saver() const;
-  /// Whether this one goes there: not if the disk must have it. InvalidArgument if it cannot.
-  [[nodiscard]] Result<bool> IsKept(std::uint64_t step, const TensorTable& table, const Values& values,
-                                    const SaveOptions& save_options) CAIRN_REQUIRES(save_mutex);
+  /// Whether this one may go there, with room for it; not that of a rank alone if it is `due` on the disk.
+  /// InvalidArgument if it cannot.
+  [[nodiscard]] Result<bool> CanKeep(bool due, const TensorTable& table, const Values& values)
+      CAIRN_REQUIRES(save_mutex);
   /// Records the caller's streams on each device of `written`, the part of `table` that this rank writes.
   Result<std::vector<DeviceEvents>> RecordStreams(const TensorTable& table, const TensorTable& written,
                                                   const std::vector<Stream>& streams);

@@ -215,7 +215,8 @@ Status MemoryRoot::Start() {
   engine.on_gone = [this](const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt) {
     OnGone(task, outcome, attempt);
   };
-  engine.on_moved = [this](const std::shared_ptr<SaveTask>& task) { OnMoved(task); };
+  engine.on_moved = [this](const std::shared_ptr<SaveTask>& task, bool off) { OnMoved(task, off); };
+  engine.on_not_moved = [raw = disk_.engine](std::uint64_t step, const Status& why) { raw->GiveUpCall(step, why); };
   engine.queue = disk_.queue;
   engine.group = disk_.group;
   if (!alone()) engine.group = std::make_shared<PrefixedGroup>(disk_.group, "memory/");
@@ -420,8 +421,8 @@ void MemoryRoot::OnGone(const std::shared_ptr<SaveTask>& task, const Status& out
   outcome.ok() ? drains_.Keep(task, attempt) : drains_.Forget(task);
 }
 
-void MemoryRoot::OnMoved(const std::shared_ptr<SaveTask>& task) {
-  TurnOff(Error(StatusCode::kCancelled, "rank 0 does not keep saves any more"));
+void MemoryRoot::OnMoved(const std::shared_ptr<SaveTask>& task, bool off) {
+  if (off) TurnOff(Error(StatusCode::kCancelled, "rank 0 does not keep saves any more"));
   task->MoveTo(disk_.engine->inbox());
   disk_.engine->Submit(task);
   drains_.Forget(task);

@@ -82,6 +82,9 @@ class MemoryRoot {
   [[nodiscard]] bool shared() const { return agreed_ && !off_; }
   /// No save is kept any more, and every rank knows it.
   [[nodiscard]] bool gone() const { return off_ && !agreed_; }
+  /// On rank 0 of several, before a save that all could keep is submitted to the disk's engine: the other ranks', which
+  /// are submitted here, follow it there.
+  void GiveToDisk(std::uint64_t step) { engine_->AnnounceToDisk(step); }
   /// Takes a save that the disk's ledger has admitted. On other ranks than 0 it does nothing.
   [[nodiscard]] Status Accept(SavePlan& plan, Deadline deadline);
   /// Unless it is submitted.
@@ -118,7 +121,7 @@ class MemoryRoot {
   [[nodiscard]] Status Allocate(std::uint64_t bytes);
   [[nodiscard]] Result<bool> AgreeOnRoom(std::uint64_t bytes);
   void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt);
-  void OnMoved(const std::shared_ptr<SaveTask>& task);
+  void OnMoved(const std::shared_ptr<SaveTask>& task, bool off);
   void TurnOff(const Status& why);
   void Notify(const Event& event) const { disk_.options.on_event(event); }
 

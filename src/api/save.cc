@@ -71,13 +71,16 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   const Result<ReplicaAssignment> share = sharing->Of(table, save_options.replicated);
   if (!share.ok()) return refuse(share.status());
   const auto waiting = SaveTask::Clock::now();
-  const Result<bool> kept = IsKept(step, *share->table, values, save_options);
-  if (!kept.ok()) return refuse(kept.status());
+  const bool due = save_options.pin || (options.keep_every != 0 && step % options.keep_every == 0);
+  const Result<bool> keeps = CanKeep(due, *share->table, values);
+  if (!keeps.ok()) return refuse(keeps.status());
+  // Of several ranks, rank 0 says what goes to the disk alone.
+  const bool kept = *keeps && (!due || group->rank() != 0);
   if (memory != nullptr && ledger != nullptr &&
       (save_options.if_exists == IfExists::kReplace || ledger->IsAbandoned(step))) {
     memory->drains().GiveUp(step, "saved anew", Deadline::In(options.full_timeout));
   }
-  Engine& saver = *kept && memory->in_use() ? memory->engine() : *engine;
+  Engine& saver = kept && memory->in_use() ? memory->engine() : *engine;
   Result<SavePlan> plan = Admit(step, save_options.if_exists, saver);
   const auto stall = SaveTask::Clock::now() - waiting;
   // Not an error of this call: training goes on, and its saves do once the disk answers.
@@ -85,7 +88,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
     return SaveHandle(SubmitFailed(step, sequence, begun, plan.status()));
   }
   if (!plan.ok()) return refuse(plan.status());
-  if (*kept) {
+  if (kept) {
     if (const Status accepted = memory->Accept(*plan, Deadline::In(options.full_timeout)); !accepted.ok()) {
       ledger->Withdraw(*plan);
       return refuse(accepted);
@@ -98,16 +101,18 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   Result<std::vector<DeviceEvents>> events = RecordStreams(*table, *share->table, save_options.streams);
   if (!events.ok()) {
     if (plan->admitted) ledger->Withdraw(*plan);
-    if (*kept) memory->Withdraw(*plan);
+    if (kept) memory->Withdraw(*plan);
     return refuse(events.status());
   }
   auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(share->table, std::move(values)),
                                          *std::move(events), begun, saver.inbox());
   task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
-  *kept ? memory->Submit(task) : engine->Submit(task);
+  if (*keeps && !kept) memory->GiveToDisk(step);
+  kept ? memory->Submit(task) : engine->Submit(task);
   if (steered != nullptr) steered->Begun(task);
   // Last: its thread takes locks of the kernel and the driver that this one may need.
-  if (growth != nullptr && !*kept) growth->FitTo(share->table->bytes(), Severity::kWarning);
+  if (growth != nullptr && (!kept || due || !memory->in_use()))
+    growth->FitTo(share->table->bytes(), Severity::kWarning);
   return SaveHandle(std::move(task));
 }
 
@@ -160,16 +165,15 @@ bool Checkpointer::Impl::Keeps() const { return memory != nullptr && memory->in_
 
 Engine& Checkpointer::Impl::Saver() const { return Keeps() ? memory->engine() : *engine; }
 
-Result<bool> Checkpointer::Impl::IsKept(std::uint64_t step, const TensorTable& table, const Values& values,
-                                        const SaveOptions& save_options) {
-  const bool due = save_options.pin || (options.keep_every != 0 && step % options.keep_every == 0);
-  if (memory == nullptr || memory->gone() || due) return false;
+Result<bool> Checkpointer::Impl::CanKeep(bool due, const TensorTable& table, const Values& values) {
+  if (memory == nullptr || memory->gone() || (due && group->size() == 1)) return false;
+  if (due && group->rank() == 0 && memory->shared()) return true;  // It needs no room.
   // A header has, in JSON, of each tensor its name (maybe of a part, too) and numbers, and the values, escaped.
   std::uint64_t header = 9 * DivideUp(table.bytes(), kChecksumBlock);
   std::uint64_t bytes = table.bytes();
   for (std::size_t i = 0; i < table.size(); ++i) {
     const TensorEntry& tensor = table[i];
-    if (tensor.device.kind != DeviceKind::kCpu || tensor.written_by_streams) {
+    if (!due && (tensor.device.kind != DeviceKind::kCpu || tensor.written_by_streams)) {
       return Error(StatusCode::kInvalidArgument,
                    "memory_root: expected tensors in the CPU's memory, which no GPU writes, found \"{}\" {}",
                    tensor.name, tensor.written_by_streams ? "in pinned memory" : "on " + ToString(tensor.device));

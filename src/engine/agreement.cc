@@ -114,6 +114,7 @@ std::string EncodeAttempt(const AttemptProposal& message) {
     refused["step"] = message.step;
     return Dump(refused);
   }
+  if (message.to_disk) return Dump({{"to_disk", message.step}});
   Object object = {{"attempt", message.uuid},
                    {"step", message.step},
                    {"generation", message.line},
@@ -133,6 +134,11 @@ Result<AttemptProposal> DecodeAttempt(std::string_view text) {
   if (read.Has("code")) {
     const bool good = read.Take(message.refusal) && !message.refusal.ok() && read.Take("step", message.step);
     if (!good) return InvalidMessage(0, text);
+    return message;
+  }
+  if (read.Has("to_disk")) {
+    message.to_disk = true;
+    if (!read.Take("to_disk", message.step)) return InvalidMessage(0, text);
     return message;
   }
   std::uint64_t replace = 0;

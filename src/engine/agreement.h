@@ -13,7 +13,8 @@ namespace cairn {
 // The messages of the ranks about one save or one restore: small JSON texts, pure functions. An invalid message gives
 // Internal, naming the rank that sent it.
 
-/// attempt/, from the coordinator: the save as its ledger accepted it, or its step and why it is refused.
+/// attempt/, from the coordinator: the save as its ledger accepted it, or its step and why it is refused, or that it
+/// goes elsewhere.
 struct AttemptProposal {
   std::string uuid;
   std::uint64_t step = 0;
@@ -24,6 +25,9 @@ struct AttemptProposal {
   bool replace = false;
   /// Digests of the replicated values and of which rank writes which (see replicas.h).
   std::string replica_digests;
+  /// In memory: the coordinator gives this step to the disk alone, and so do the other ranks. All other fields but the
+  /// step are ignored.
+  bool to_disk = false;
   /// Not ok: the save is refused, and all other fields but the step are ignored.
   Status refusal;
 };

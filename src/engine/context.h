@@ -64,8 +64,12 @@ struct EngineParts {
   std::function<void(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt)> on_gone;
   /// The disk, which had hung, answers. May be empty.
   std::function<void()> on_answers;
-  /// In memory, on other ranks than the coordinator: the save has not begun, and is the disk's engine's now.
-  std::function<void(const std::shared_ptr<SaveTask>& task)> on_moved;
+  /// In memory, on other ranks than the coordinator: the save has not begun, and is the disk's engine's now; if it is
+  /// `off`, so are all that follow.
+  std::function<void(const std::shared_ptr<SaveTask>& task, bool off)> on_moved;
+  /// The same: the coordinator gives the step to the disk alone, and this rank has no save of it there, because of
+  /// `why`.
+  std::function<void(std::uint64_t step, const Status& why)> on_not_moved;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;
   std::uint64_t frozen_every = kFrozenEvery;

@@ -117,8 +117,8 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
     std::function<void(Status)> ended;
     /// After a failure: idle() has become true.
     std::function<void()> quiet;
-    /// In memory, on other ranks: the coordinator saves there no more, and this rank has not begun. The save goes to
-    /// the disk instead.
+    /// In memory, on other ranks: the coordinator does not save it there, and this rank has not begun. It goes to the
+    /// disk instead.
     std::function<void()> moved;
     /// A forbidden transition (see Lifecycle).
     std::function<void(Status)> bug;

@@ -264,7 +264,7 @@ void Engine::RemoveEndedJobs() {
         std::erase(tasks_, task);
         --started_;
       }
-      context_.parts.on_moved(task);
+      context_.parts.on_moved(task, context_.line->off());
       job = jobs_.erase(job);
       continue;
     }
@@ -401,6 +401,14 @@ void Engine::GiveUpLines(const Status& hangs) {
 
 void Engine::AnnounceOff() {
   context_.inbox->Post([this] { context_.line->AnnounceOff(); });
+}
+
+void Engine::AnnounceToDisk(std::uint64_t step) {
+  context_.inbox->Post([this, step] { context_.line->AnnounceToDisk(step); });
+}
+
+void Engine::GiveUpCall(std::uint64_t step, const Status& why) {
+  context_.inbox->Post([this, step, why] { context_.line->CallGivenUp(step, why); });
 }
 
 void Engine::Retire() {

@@ -51,6 +51,11 @@ class Engine {
   void BeginLine(std::uint64_t line, StatusDone done);
   /// On the coordinator, of several ranks: no save is submitted any more. See SaveLine::AnnounceOff.
   void AnnounceOff();
+  /// The same: this step is not submitted. See SaveLine::AnnounceToDisk.
+  void AnnounceToDisk(std::uint64_t step);
+  /// On other ranks: the coordinator's save of this step fails, because of `why`, as if it were submitted here and
+  /// given up; but it counts nowhere.
+  void GiveUpCall(std::uint64_t step, const Status& why);
   /// What retention lets go has changed without a save.
   void Retire();
   /// No save follows, or none that could use them: removes the spares, and makes no more.

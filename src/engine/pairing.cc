@@ -202,7 +202,8 @@ void Pairing::Refuse(Attempted& attempt, const Status& why) {
   if (attempt.answered) return;
   attempt.answered = true;
   attempt.until = TimePoint::max();
-  answers_.push_back({.kind = Answer::Kind::kRefuse, .number = attempt.number, .why = why});
+  answers_.push_back(
+      {.kind = Answer::Kind::kRefuse, .number = attempt.number, .attempt = attempt.proposal, .why = why});
 }
 
 void Pairing::Forget() {

@@ -52,6 +52,7 @@ class Pairing {
     Kind kind;
     std::uint64_t call = 0;
     std::uint64_t number = 0;
+    /// Joined or refused.
     AttemptProposal attempt;
     Status why;
   };

@@ -127,7 +127,7 @@ void SaveJob::PollRequests() {
     tells_failure_ = true;
     return SettleFailure();
   }
-  if (!running() || writer_->sealing()) return;
+  if (!running() || moves_ || writer_->sealing()) return;
   if (const std::optional<Status> why = task_->cancelled()) return Fail(*why);
   const std::optional<Deadline> release_by = writer_->release_by();
   if (!release_by) return;

@@ -110,6 +110,10 @@ void SaveLine::AnnounceOff() {
   if (group().size() > 1) group().Announce(fmt::format("attempt/{}", NextNumber()), kOff);
 }
 
+void SaveLine::AnnounceToDisk(std::uint64_t step) {
+  group().Announce(fmt::format("attempt/{}", NextNumber()), EncodeAttempt({.step = step, .to_disk = true}));
+}
+
 void SaveLine::MoveAll() {
   for (const auto& [call, callbacks] : std::exchange(callbacks_, {})) callbacks.moved();
 }
@@ -121,14 +125,18 @@ void SaveLine::Settle() {
   for (auto answers = pairing_.Settle(Deadline::Clock::now()); !answers.empty();
        answers = pairing_.Settle(Deadline::Clock::now())) {
     for (const Pairing::Answer& answer : answers) {
+      const bool to_disk = answer.attempt.to_disk;
       if (answer.kind == Pairing::Answer::Kind::kRefuse) {
-        Refuse(answer.number, answer.why);
+        to_disk ? context_.parts.on_not_moved(answer.attempt.step, answer.why) : Refuse(answer.number, answer.why);
         continue;
       }
       const auto called = callbacks_.extract(answer.call);
       if (called.empty()) continue;
-      answer.kind == Pairing::Answer::Kind::kJoin ? called.mapped().joined(answer.number, answer.attempt)
-                                                  : called.mapped().failed(answer.why);
+      if (answer.kind == Pairing::Answer::Kind::kFail) {
+        called.mapped().failed(answer.why);
+      } else {
+        to_disk ? called.mapped().moved() : called.mapped().joined(answer.number, answer.attempt);
+      }
     }
   }
   settling_ = false;

@@ -31,7 +31,7 @@ class SaveLine : public std::enable_shared_from_this<SaveLine> {
     /// The call joins this attempt, and owes the coordinator its message.
     std::function<void(std::uint64_t number, const AttemptProposal& attempt)> joined;
     std::function<void(Status)> failed;
-    /// The coordinator saves here no more: see AnnounceOff.
+    /// The coordinator does not save it here: see AnnounceOff and AnnounceToDisk.
     std::function<void()> moved;
   };
   explicit SaveLine(EngineContext& context);
@@ -52,6 +52,9 @@ class SaveLine : public std::enable_shared_from_this<SaveLine> {
   [[nodiscard]] std::uint64_t NextNumber() { return next_++; }
   /// On the coordinator: no save follows. The calls that wait for one, and all later ones, hear that instead.
   void AnnounceOff();
+  [[nodiscard]] bool off() const { return off_; }
+  /// On the coordinator, in memory: it gives this step to the disk alone. The others' calls of it hear that.
+  void AnnounceToDisk(std::uint64_t step);
 
   /// On the coordinator: this rank has taken part in the save of this step.
   void Heard(int rank, std::uint64_t step);

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -87,10 +88,15 @@ class MemoryRanks : public MemoryRootTest {
   }
   /// The calls are made at once: the first one waits for the other ranks.
   std::vector<SaveHandle> SaveAll(std::uint64_t step, const SaveOptions& options = {}, std::uint64_t variant = 0) {
+    return SaveAll(
+        step, [&options](int /*of*/) { return options; }, variant);
+  }
+  std::vector<SaveHandle> SaveAll(std::uint64_t step, const std::function<SaveOptions(int of)>& options,
+                                  std::uint64_t variant = 0) {
     std::vector<std::optional<SaveHandle>> made(ranks_.size());
     OnAllRanks(size(), [&](int of) {
       rank(of).states.push_back(SmallState(step, of, variant));
-      Result<SaveHandle> save = checkpointer(of).Save(step, rank(of).states.back()->state(), options);
+      Result<SaveHandle> save = checkpointer(of).Save(step, rank(of).states.back()->state(), options(of));
       EXPECT_TRUE(save.ok()) << save.status() << " on rank " << of;
       if (save.ok()) made[static_cast<std::size_t>(of)] = *save;
     });
@@ -338,6 +344,43 @@ TEST_F(MemoryRanks, PinnedSavesGoToTheDiskAloneOnAll) {
   ASSERT_THAT(Durable(SaveAll(10)), Each(Status::Ok()));
   ASSERT_THAT(Durable(kept), Each(Status::Ok()));
   ASSERT_THAT(Durable(SaveAll(11)), Each(Status::Ok()));
+  for (int of = 0; of < kRanks; ++of) EXPECT_EQ(checkpointer(of).stats().saves_kept, 2U);
+}
+
+TEST_F(MemoryRanks, Rank0SaysWhatGoesToTheDiskAlone) {
+  ASSERT_TRUE(OpenAll(kRanks, [](int of, Options& options) { options.keep_every = of == 1 ? 3 : of == 0 ? 2 : 0; }));
+  std::uint64_t kept = 0;
+  const auto save = [&](std::uint64_t step, int pins) {
+    SCOPED_TRACE(testing::Message() << "step " << step << ", pinned on rank " << pins);
+    ASSERT_THAT(Durable(SaveAll(step, [pins](int of) { return SaveOptions{.pin = of == pins}; })), Each(Status::Ok()));
+    kept += pins == 0 || step % 2 == 0 ? 0 : 1;
+    for (int of = 0; of < kRanks; ++of) EXPECT_EQ(checkpointer(of).stats().saves_kept, kept) << "rank " << of;
+  };
+  for (std::uint64_t step = 1; step <= 6; ++step) save(step, /*pins=*/-1);
+  for (const int pins : {0, 1}) save(7 + 2 * static_cast<std::uint64_t>(pins), pins);
+  EXPECT_THAT(ListedSteps(checkpointer(0)), ElementsAre(1, 2, 3, 4, 5, 6, 7, 9));
+  ExpectAllRestore(9);
+}
+
+TEST_F(MemoryRanks, GivingUpWhatGoesToTheDiskAloneNotifiesTheOthers) {
+  ASSERT_TRUE(OpenAll());
+  ASSERT_THAT(Durable(SaveAll(1)), Each(Status::Ok()));
+  for (const bool first : {true, false}) {
+    const std::uint64_t step = first ? 2 : 3;
+    const auto give_up = [&] {
+      ASSERT_TRUE(checkpointer(2).GiveUp(step, Status(StatusCode::kInvalidArgument, "no such thing")).ok());
+    };
+    if (first) give_up();
+    std::vector<SaveHandle> saves;
+    for (const int of : {0, 1}) {
+      rank(of).states.push_back(SmallState(step, of));
+      saves.push_back(checkpointer(of).Save(step, rank(of).states.back()->state(), {.pin = true}).value());
+    }
+    if (!first) give_up();
+    for (const Status& status : Durable(saves)) EXPECT_THAT(status.message(), HasSubstr("no such thing"));
+  }
+  EXPECT_THAT(Durable(SaveAll(4)), Each(Status::Ok()));
+  EXPECT_THAT(Durable(SaveAll(5, {.pin = true})), Each(Status::Ok()));
   for (int of = 0; of < kRanks; ++of) EXPECT_EQ(checkpointer(of).stats().saves_kept, 2U);
 }
 
