@@ -51,6 +51,8 @@ __all__ = ["Checkpoints", "Manager"]
 _log = logging.getLogger("cairn")
 _RETENTION = re.compile("keep_|best_")  # Options: a group's own steps are removed after the shared ones.
 _STATE = "torchft"  # The Manager's key in a checkpoint.
+_GIVEN_UP = "given_up"  # In the Manager's state.
+_OWN = "replica-"  # Begins the name of a group's own root.
 
 
 @dataclass
@@ -60,6 +62,7 @@ class _Progress:
     started: bool = False
     committed: bool = False  # The newest step.
     recovered: bool = False  # Another replica group's state was loaded since the last save.
+    given_up: dict[str, list[str]] = field(default_factory=dict)  # See Checkpoints._find_given_up.
     fences: list[Callable[[], None]] = field(default_factory=list)
 
     def fence(self) -> None:
@@ -101,6 +104,15 @@ class Manager(torchft.Manager):
 
         super().register_state_dict_fn(key, load, state_dict)
 
+    def state_dict(self) -> dict[str, Any]:
+        """torchft's, and which groups' own parts this run has given up. So a group that joins it knows as well."""
+        given_up = self._progress.given_up
+        return {**super().state_dict(), **({_GIVEN_UP: given_up} if given_up else {})}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._progress.given_up = state_dict.get(_GIVEN_UP, {})
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != _GIVEN_UP})
+
 
 class Checkpoints:
     """One replica group's part in the checkpoints of a torchft job. Every rank of every group makes one and calls the same.
@@ -140,10 +152,11 @@ class Checkpoints:
         self._last = 0  # The newest step that was saved, or need not be.
         self._abandoned: set[tuple[int, str]] = set()  # (step, attempt) of what is newer than the restored one.
         self._own: Checkpointer | None = None
+        self._replica = replica
         os.makedirs(self._shared_root, exist_ok=True)
         if self._own_keys:
             small = {key: value for key, value in for_reading(self._options).items() if not _RETENTION.match(key)}
-            self._own = Checkpointer(os.path.join(root, f"replica-{replica}"), **small, keep_last=0)
+            self._own = Checkpointer(os.path.join(root, _OWN + replica), **small, keep_last=0)
         self._progress.fences.append(self.fence)
 
     def restore(
@@ -152,8 +165,9 @@ class Checkpoints:
         """Restores the tree and the Manager from the newest checkpoint, as Checkpointer.restore does, whose arguments these
         are. Call it before the first quorum. Returns the tree with its plain values.
 
-        This group's own part comes from the same step; if it has none of that step (or, with `fall_back`, a damaged one),
-        from the newest before, with a warning; if there is none at all, it stays as it is. Raises NotFound if there is no checkpoint: the first start.
+        This group's own part comes from the same step; if it has none of that step (or only one of a run that was given up
+        while this group was away, or, with `fall_back`, a damaged one), from the newest before, with a warning; if there is
+        none at all, it stays as it is. Raises NotFound if there is no checkpoint: the first start.
         FailedPrecondition after the first quorum: from then on torchft keeps the groups at one step.
         """
         if self._progress.started:
@@ -164,8 +178,10 @@ class Checkpoints:
                 restored: dict[str, Any] = reader.restore(shared, fall_back=fall_back, strict=strict, cast=cast)
             except NotFound:
                 self._remove_own("the root holds no checkpoint of all groups")
+                self._progress.given_up = reader._engine.ranks.agree("given up", self._find_given_up)
                 raise
             self._last = self._manager.current_step()
+            self._progress.given_up = reader._engine.ranks.agree("given up", self._find_given_up)
             # Damaged, or of a run that is given up: training writes these steps again.
             self._abandoned = {(one.step, one.attempt) for one in reader.checkpoints() if one.step > self._last}
         del restored[_STATE]
@@ -256,9 +272,17 @@ class Checkpoints:
         if self._own is None:
             return own
         step, checkpointer = self._last, self._own
-        saved = checkpointer._engine.ranks.agree("own", lambda: {"steps": checkpointer.steps()})["steps"]
+        given_up = {*self._progress.given_up.get(self._replica, ())}
+
+        def find() -> dict[str, Any]:
+            found = [one for one in checkpointer.checkpoints() if one.damage is None and one.step <= step]
+            return {"steps": [(one.step, one.attempt in given_up) for one in found]}
+
         expected = f"expected step {step}, as in {self._shared_root}"
-        for chosen in [one for one in reversed(saved) if one <= step]:
+        for chosen, is_given_up in reversed(checkpointer._engine.ranks.agree("own", find)["steps"]):
+            if is_given_up:
+                _log.warning("%s: step %d is passed over: it is of a run that was given up", checkpointer.root, chosen)
+                continue
             if chosen != step:
                 _log.warning("%s: %s, found step %d", checkpointer.root, expected, chosen)
             try:
@@ -270,6 +294,23 @@ class Checkpoints:
         _log.warning("%s: %s, found nothing", checkpointer.root, expected)
         self._remove_own(f"they are newer than step {step}, which training goes on from")
         return own
+
+    def _find_given_up(self) -> dict[str, list[str]]:
+        """Of each group, also those that are away, the attempts in its own root that belong to no step of this run: of
+        steps after the one from which it goes on, and those that were given up before. They are in each shared checkpoint."""
+        found = {}
+        for name in sorted(os.listdir(os.path.dirname(self._shared_root))):
+            if not name.startswith(_OWN):
+                continue
+            replica = name[len(_OWN) :]
+            before = self._progress.given_up.get(replica, ())
+            root = os.path.join(os.path.dirname(self._shared_root), name)
+            with Checkpointer(root, read_only=True, host_memory="16MiB", chunk="1MiB") as reader:
+                listed = reader.checkpoints()
+            left = [one.attempt for one in listed if one.step > self._last or one.attempt in before]
+            if left:
+                found[replica] = left
+        return found
 
     def _remove_own(self, why: str) -> None:
         """Of what is this group's own, all: training comes to these steps again."""

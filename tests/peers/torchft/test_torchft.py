@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import queue
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -341,6 +341,56 @@ def test_own_parts_without_a_shared_step_are_removed(tmp_path: Path) -> None:
         for one in (2, 4):
             checkpointer.save(one, {"seen": one})
     assert life(tmp_path, 5, [1, 3, 5]) == [0, 0, 1, 3, 5]
+
+
+def test_a_group_that_was_away_gets_no_own_part_of_a_run_that_was_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: dict[str, tuple[int, str]] = {}
+
+    def run(name: str, saves: dict[int, str], groups: str) -> None:
+        """These groups restore, and train until the last step that some of them save."""
+        tensors = {group: torch.zeros(4) for group in groups}
+        with ExitStack() as stack:
+            step, found = stack.enter_context(managers(tensors))
+            made = {}
+            for group, manager in zip(groups, found, strict=True):
+                options: dict[str, Any] = {"replica": group, "own": ["seen"], "host_memory": "32MiB"}
+                made[group] = stack.enter_context(cairn.torchft.Checkpoints(manager, tmp_path, **options))
+                tree = {"tensor": tensors[group], "shared": "", "seen": ""}
+                with suppress(cairn.NotFound):
+                    tree = made[group].restore(tree)
+                seen[group] = manager.current_step(), f"{tree['shared']} {tree['seen']}"
+            while found[0].current_step() < max(saves, default=0):
+                assert step(*found) == [True] * len(found)
+                for group in saves.get(found[0].current_step(), ""):
+                    made[group].save({"tensor": tensors[group], "shared": name, "seen": name})
+                    made[group].drain()
+
+    run("first", {2: "ab", 4: "b"}, "ab")  # It dies before "a", which writes, has saved step 4.
+    assert steps(tmp_path / "shared") == [2] and steps(tmp_path / "replica-b") == [2, 4]
+    run("second", {4: "a", 5: "a"}, "a")
+    assert seen["a"] == (2, "first first")
+    assert "given up" not in caplog.text
+
+    run("third", {}, "ab")
+    assert seen == {"a": (5, "second second"), "b": (5, "second first")}
+    root = tmp_path / "replica-b"
+    assert f"{root}: step 4 is passed over: it is of a run that was given up" in caplog.text
+    assert f"{root}: expected step 5, as in {tmp_path / 'shared'}, found step 2" in caplog.text
+
+    run("fourth", {6: "ab"}, "ab")
+    caplog.clear()
+    run("fifth", {}, "ab")
+    assert seen == dict.fromkeys("ab", (6, "fourth fourth")) and caplog.text == ""
+
+
+def test_a_group_that_joins_a_run_knows_what_it_has_given_up() -> None:
+    with managers({"a": torch.zeros(4), "b": torch.zeros(4), "c": torch.zeros(4)}) as (step, (slow, *fast)):
+        for manager in fast:
+            manager.load_state_dict({"step": 2, "batches_committed": 2, "given_up": {"d": ["1"]}})
+        step(slow, *fast)
+        assert slow.current_step() == 3 and slow.state_dict()["given_up"] == {"d": ["1"]}
 
 
 def test_a_save_that_was_refused_can_be_tried_again(tmp_path: Path) -> None:
