@@ -32,7 +32,8 @@ def load(
     """
     path = checkpoint_path(path)
     how: dict[str, Any] = {"names": names, "lazy": lazy, "map_location": map_location, "progress": progress}
-    if not os.path.isdir(path) or is_checkpoint(path):
+    expect_folder(path, {})
+    if is_checkpoint(path):
         if step is not None:
             raise InvalidArgument(f"step {step}: {path} is no root, from which a step could be chosen")
         return load_checkpoint(path, {}, **how)
@@ -55,6 +56,12 @@ def load_checkpoint(path: str, options: Mapping[str, Any], **how: Any) -> Any:
 def reader_of(path: str, options: Mapping[str, Any], group: Any = None) -> Checkpointer:
     """A Checkpointer that can read the checkpoint in this folder. `options` are a Checkpointer's that saves. With a
     `group` every rank calls it. Waits for what this process saves there."""
+    expect_folder(path, options)
+    return Checkpointer(os.path.dirname(path), read_only=True, group=group, **for_reading(options))
+
+
+def expect_folder(path: str, options: Mapping[str, Any]) -> None:
+    """Raises NotFound if there is nothing at the path, InvalidArgument for a file. Waits for what this process saves there."""
     _in_flight.wait_for("", None, path, seconds("close_timeout", options.get("close_timeout", 600.0)))
     if not os.path.exists(path):
         raise NotFound(f"there is no checkpoint at {path}")
@@ -63,7 +70,6 @@ def reader_of(path: str, options: Mapping[str, Any], group: Any = None) -> Check
             f"{path}: expected a Cairn checkpoint, which is a folder, found a file; if torch.save wrote it, read it "
             "with torch.load: Cairn unpickles nothing"
         )
-    return Checkpointer(os.path.dirname(path), read_only=True, group=group, **for_reading(options))
 
 
 def for_reading(options: Mapping[str, Any]) -> dict[str, Any]:

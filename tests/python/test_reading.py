@@ -13,6 +13,7 @@ from typing import Any
 
 import cairn
 import pytest
+from cairn import _in_flight
 
 torch = pytest.importorskip("torch")
 
@@ -244,3 +245,17 @@ def test_what_may_not_be_read_is_not_passed_over(open_root: Path, what: str) -> 
         finally:
             os.seteuid(user)
             unreadable.chmod(0o755)
+
+
+def test_a_root_that_is_being_made_has_no_checkpoint_yet(tmp_path: Path) -> None:
+    """It comes while the load looks for it."""
+
+    class Maker:
+        def await_path(self, path: str, timeout: float) -> None:
+            os.makedirs(path, exist_ok=True)
+
+    maker = Maker()
+    _in_flight.path_stores.add(maker)
+    with pytest.raises(cairn.NotFound, match="there is no checkpoint under"):
+        cairn.load(tmp_path / "run")
+    _in_flight.path_stores.discard(maker)
