@@ -17,14 +17,17 @@ Config, tokenizer, trainer_state.json and an index of the weights are committed 
 shard itself. transformers then reports what else is in the shard (the optimizer) as unexpected. `export` writes a
 folder of the model alone, for readers that refuse that.
 
+With `cairn_options={"memory": "/dev/shm"}` each save is kept in memory first: see Checkpointer. Then folders are no model
+folders, because only what is in the shards is kept.
+
 **How.** A callback is not enough: Trainer writes its own folder before it calls `on_save`, and reads weights and
 trainer_state.json from a folder. So the mixin overrides the methods in `EXPECTED`, which are private. This module was
 written for transformers 5.23. It refuses older versions and 6, and at import a Trainer whose methods have other
 parameters.
 
 **What is refused**, at construction, because a checkpoint would be incomplete, or written twice: FSDP1; DeepSpeed; tensor,
-context or sequence parallelism; `save_only_model`; `auto_find_batch_size`; optimizers that step within backward;
-`push_to_hub` with a `hub_strategy` other than "end"; a hyperparameter search.
+context or sequence parallelism; `save_only_model`; `auto_find_batch_size`; optimizers that step within backward; `memory`
+with `metric_for_best_model`; `push_to_hub` with a `hub_strategy` other than "end"; a hyperparameter search.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ from ._huggingface.contents import (
     weights_of,
 )
 from ._huggingface.export import export, read_model, read_trainer, reader
-from ._huggingface.found import last_checkpoint, root_of, step_of, stock_step
+from ._huggingface.found import last_checkpoint, newest_of, root_of, step_of, stock_step
 from ._huggingface.model_folder import Companions, Files, ModelFiles, config_text
 from ._huggingface.refusals import check_search, check_supported
 from ._huggingface.run import REPLICATED, Run
@@ -185,7 +188,8 @@ class TrainerMixin(_Base):
     def export(self, step: int | None, folder: str | os.PathLike[str]) -> None:
         """Writes a checkpoint (None: the newest) as a folder of the model alone; see `export`."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        export(self.cairn_root, folder, step, model=model, processing_class=self.processing_class)
+        memory = self._cairn_options.get("memory")
+        export(self.cairn_root, folder, step, model=model, processing_class=self.processing_class, memory=memory)
 
     # What the mixin overrides
 
@@ -263,6 +267,8 @@ class TrainerMixin(_Base):
 
     def _files(self, state: str) -> Files:
         """Of the checkpoint's folder: config, tokenizer and trainer_state.json."""
+        if not self._run().has_files:
+            return {}
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         return {**self._model_files.read(model, processing_class), TRAINER_STATE_NAME: state.encode()}
@@ -439,7 +445,7 @@ class TrainerMixin(_Base):
         """Sets what the run resumes from, or returns the folder of a stock Trainer's checkpoint."""
         root, newest = run.checkpointer.root, max(run.steps, default=-1)
         if wanted is True:
-            wanted = last_checkpoint(self.args.output_dir, root)
+            wanted = newest_of(self.args.output_dir, root, run.checkpointer.latest())
             if wanted is None:
                 raise NotFound(f"no checkpoint under {root}, and no checkpoint-N in {self.args.output_dir}")
         stock: str | None = None
@@ -447,7 +453,7 @@ class TrainerMixin(_Base):
         if isinstance(wanted, int) and not isinstance(wanted, bool):
             run.step, run.resumes = wanted, True
         elif wanted:
-            run.step = step_of(wanted, root)
+            run.step = step_of(wanted, root, run.steps)
             run.resumes = run.step is not None or Path(wanted, "manifest.json").is_file()
             if run.step is None and run.resumes:
                 run.source = os.fspath(wanted)

@@ -27,11 +27,12 @@ from ranks import World
 
 # Runs in a rank.
 TRAIN = """
+import os
 from pathlib import Path
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
-from huggingface_trainer import a_gpt2, a_trainer, hf, losses, torch, transformers, versioned
+from huggingface_trainer import At, a_gpt2, a_trainer, hf, losses, torch, transformers, versioned
 class Sharding(hf.Trainer):
     # accelerate shards only on accelerators; its state says so. FSDP2 itself, and the rest of accelerate, run on CPUs.
     def create_accelerator_and_postprocess(self):
@@ -44,12 +45,16 @@ class Sharding(hf.Trainer):
         super().create_accelerator_and_postprocess()
 def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-def train(output, fsdp=False, resume=None, dtype=None, tied=True, based=False, **settings):
+def train(output, fsdp=False, resume=None, dtype=None, tied=True, based=False, dies=0, **settings):
     kind = Sharding if fsdp else hf.Trainer
     settings["model"] = versioned(a_gpt2(tie_word_embeddings=tied)).to(dtype)
     if based:
         settings["model"].base = torch.nn.Linear(600, 1200).requires_grad_(False)
     trainer = a_trainer(Path(output), kind, ddp_backend="gloo", per_device_train_batch_size=2, **settings)
+    def die():  # Once the save before is in memory.
+        trainer._run().newest.kept()
+        os.kill(os.getpid(), 9)
+    trainer.add_callback(At(dies, die))
     trainer.train(resume_from_checkpoint=resume)
     weights = {name: whole(tensor).tolist() for name, tensor in trainer.model.state_dict().items()}
     return {"losses": losses(trainer), "weights": weights, "random": torch.rand(1).item(), "world": trainer.args.world_size}

@@ -28,9 +28,9 @@ _log = logging.getLogger("cairn")
 _DRAFT = ".export"  # Ends the hidden folder in which an export is made.
 
 
-def reader(root: str | os.PathLike[str]) -> Checkpointer:
+def reader(root: str | os.PathLike[str], memory: str | os.PathLike[str] | None = None) -> Checkpointer:
     """A read-only Checkpointer: it does not disturb a training that writes to this root."""
-    return Checkpointer(root, read_only=True, host_memory="64MiB")
+    return Checkpointer(root, memory=memory, read_only=True, host_memory="64MiB")
 
 
 def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "") -> dict[str, Any]:
@@ -95,6 +95,7 @@ def export(
     *,
     model: Any = None,
     processing_class: Any = None,
+    memory: str | os.PathLike[str] | None = None,
 ) -> None:
     """Writes a checkpoint (None: the newest) as a folder that AutoModel.from_pretrained reads.
 
@@ -102,13 +103,13 @@ def export(
     model's class does: tied weights once, under the expected name; those that the config ties, but that differ, both, with a
     warning. With a `processing_class` (for example a tokenizer)
     it writes its files too. `model`, of the same class and config, is needed only if its class is not in transformers;
-    its weights are not used. The folder appears whole or not at all. AlreadyExists if the folder is not empty. May run
+    its weights are not used. `memory` as in cairn_options: what is there alone is exported, too. The folder appears whole or not at all. AlreadyExists if the folder is not empty. May run
     while training goes on.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise AlreadyExists(f"{target} already exists and is not an empty folder")
-    with reader(root) as checkpointer:
+    with reader(root, memory) as checkpointer:
         trainer, weights = read_model(checkpointer, step)
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from transformers.trainer import TRAINER_STATE_NAME
@@ -21,11 +22,12 @@ def root_of(output_dir: str | os.PathLike[str], root: str | os.PathLike[str] | N
     return os.fspath(root or os.path.join(output_dir, "cairn"))
 
 
-def step_of(folder: str | os.PathLike[str], root: str) -> int | None:
-    """The step, if the folder is a checkpoint under this root."""
+def step_of(folder: str | os.PathLike[str], root: str, steps: Collection[int]) -> int | None:
+    """The step, if the folder is a checkpoint under this root; also one of these `steps` that is in memory alone."""
     path = Path(folder)
     step = step_named(path.name)
-    return step if step is not None and path.is_dir() and path.parent.samefile(root) else None
+    there = step is not None and (path.is_dir() or (step in steps and path.parent.is_dir()))
+    return step if there and path.parent.samefile(root) else None
 
 
 def stock_step(folder: str | os.PathLike[str]) -> int | None:
@@ -45,17 +47,27 @@ def stock_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, str]:
     return found
 
 
-def last_checkpoint(output_dir: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> str | None:
+def last_checkpoint(
+    output_dir: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None = None,
+    memory: str | os.PathLike[str] | None = None,
+) -> str | None:
     """The newest checkpoint's folder, for `train(resume_from_checkpoint=...)`; None if there is none.
 
-    That is the newest under the root (default: output_dir/cairn), or, if its step is higher, the newest complete
-    `checkpoint-N` of the stock Trainer in output_dir. Logs what it has found.
+    That is the newest under the root (default: output_dir/cairn), or in the `memory` that cairn_options has; or, if its
+    step is higher, the newest complete `checkpoint-N` of the stock Trainer in output_dir. The folder of what is in memory
+    alone is where the disk will have it: train finds it. Logs what it has found.
     """
     root = root_of(output_dir, root)
     newest: int | None = None
     if os.path.isdir(root):
-        with reader(root) as checkpointer:
+        with reader(root, memory) as checkpointer:
             newest = checkpointer.latest()
+    return newest_of(output_dir, root, newest)
+
+
+def newest_of(output_dir: str | os.PathLike[str], root: str, newest: int | None) -> str | None:
+    """The same, where the newest step under the root is known."""
     stock = stock_checkpoints(output_dir)
     chosen = None if newest is None else step_folder(root, newest)
     if stock and (newest is None or max(stock) > newest):

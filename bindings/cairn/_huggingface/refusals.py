@@ -29,7 +29,9 @@ def check_supported(trainer: Any, cairn_options: dict[str, Any]) -> None:
         or "lomo" in args.optim
         or type(optimizer).__name__ in ("LayerWiseDummyOptimizer", "Lomo", "AdaLomo"),
         "keep_best: set metric_for_best_model, whose best checkpoint is kept": bool(cairn_options.get("keep_best")),
-        "memory: leave it out; checkpoints are looked for on the disk": cairn_options.get("memory") is not None,
+        "memory with metric_for_best_model, whose best checkpoint the disk must have: leave out one of them": (
+            cairn_options.get("memory") is not None and args.metric_for_best_model is not None
+        ),
         'load_best_model_at_end with when_full other than "wait", which may leave out the best: set '
         'cairn_options={"when_full": "wait"}': best and cairn_options.get("when_full", "wait") != "wait",
     }

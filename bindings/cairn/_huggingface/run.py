@@ -45,6 +45,8 @@ class Run:
         self.keep_every: int = options.get("keep_every", 0)
         self.folder = folder  # Represents the checkpoint in Trainer's calls; holds trainer_state.json.
         self.companions = companions
+        # What is kept in memory is its shards alone.
+        self.has_files: bool = options.get("memory") is None
         self.sharded = is_sharded
         self.step: int | None = None
         self.source = ""  # The folder of a checkpoint outside the root.
@@ -151,8 +153,8 @@ class Run:
     def _start(self, step: int, start: Callable[[bool, float], Save], files: Files) -> None:
         """Starts a save by `start(replace, hold)`, which fills the files that rank 0 writes beside it."""
         if step in self.saves:
-            unless_disk_hangs(self.saves[step].wait)
-        leads = self.checkpointer.rank == 0
+            unless_disk_hangs(self.saves[step].kept)
+        leads = self.has_files and self.checkpointer.rank == 0
         if leads:
             self.companions.prepare()
         save = start(step in self.order, self.checkpointer._engine.group_timeout if leads else 0.0)
