@@ -38,7 +38,8 @@ from ._tree.casts import allows_loss
 class CheckpointManager(_DcpManager):
     """torchtitan's CheckpointManager, with Cairn's saves and loads of full and model-only states.
 
-    What it keeps of torchtitan: `save_future` is the newest save's, done once that is durable on every rank. Hugging
+    What it keeps of torchtitan: `save_future` is the newest save's, done once that is durable on every rank (with `memory`,
+    once it is kept there). Hugging
     Face folders are written and read by torchtitan itself, and an initial checkpoint may be one that DCP wrote. A save
     that fails raises at the next save and at `close`; earlier checkpoints are untouched.
     """
@@ -54,6 +55,13 @@ class CheckpointManager(_DcpManager):
 
         max_in_flight: int = 2
         """Saves that may be under way at once; the next one waits."""
+
+        memory: str | None = None
+        """A folder on tmpfs, such as /dev/shm, where each save is kept first: see Checkpointer. A save counts as done once
+        it is kept; the disk has the newest when the manager is closed."""
+
+        disk_every: int = 0
+        """With memory: the disk gets a save only if its step is so many above that of the last one that it got."""
 
         cast: str | None = None
         """"allow": a load may convert to a dtype that does not hold every value of the checkpoint's, such as bfloat16 for
@@ -74,6 +82,8 @@ class CheckpointManager(_DcpManager):
             self.folder,
             host_memory=config.host_memory,
             max_in_flight=config.max_in_flight,
+            memory=config.memory,
+            disk_every=config.disk_every,
             keep_last=config.keep_latest_k,
             group=torch.distributed.group.WORLD if distributed else None,
         )
@@ -99,7 +109,7 @@ class CheckpointManager(_DcpManager):
             super().dcp_save(state_dict, super()._create_checkpoint_id(step), async_mode, to_hf=True)
             return None
         save = start_save(self._checkpointer, step, self._with_versions(state_dict))
-        self.save_future = self._waiting.submit(save.wait)
+        self.save_future = self._waiting.submit(save.kept)
         if async_mode == AsyncMode.DISABLED:
             self._wait_for_saving()
         return self.save_future
@@ -109,7 +119,8 @@ class CheckpointManager(_DcpManager):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         root, step = os.path.dirname(os.path.abspath(checkpoint_id)), _step_of(checkpoint_id)
-        here = os.path.exists(self.folder) and os.path.samefile(root, self.folder)
+        in_memory = root == self._checkpointer.stats["memory"]
+        here = in_memory or (os.path.exists(self.folder) and os.path.samefile(root, self.folder))
         states = self._with_versions(state_dict)
         load_into(self._checkpointer if here else root, states, step, cast=self._cast)
         # The model's tensors lie at the top of the state dict, where DCP cannot know that they are the model's.
@@ -138,7 +149,7 @@ class CheckpointManager(_DcpManager):
             self._save_last_step(curr_step)
         else:
             states = self._flattened_model_states_sd()
-            self.dcp_save(states, self._create_checkpoint_id(curr_step), self.async_mode)
+            self.dcp_save(states, step_folder(self.folder, curr_step), self.async_mode)
         return True
 
     def _maybe_wait_for_staging(self) -> None:
@@ -170,10 +181,15 @@ class CheckpointManager(_DcpManager):
         return older if newest is None else max(newest, older)
 
     def _create_checkpoint_id(self, step: int, folder: str = "") -> str:
-        """Where Cairn's checkpoint of the step is, or will be; what DCP or Hugging Face's writer has there otherwise."""
+        """Where Cairn's checkpoint of the step is, in memory too, or will be; what DCP or Hugging Face's writer has there
+        otherwise."""
         stock: str = super()._create_checkpoint_id(step, folder)
         ours = step_folder(folder or self.folder, step)
-        return stock if os.path.isdir(stock) and not os.path.isdir(ours) else ours
+        if os.path.isdir(ours) or os.path.isdir(stock):
+            return ours if os.path.isdir(ours) else stock
+        # torchtitan loads only what is a folder.
+        kept = {} if folder else {one.step: one.path for one in self._checkpointer.checkpoints()}
+        return kept.get(step, ours)
 
     def _purge_stale_checkpoints(self) -> None:
         """Cairn keeps the newest keep_latest_k by itself."""

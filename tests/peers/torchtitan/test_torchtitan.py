@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import LoadPlanner, StorageReader
 from cairn.torchtitan import CheckpointManager
+from jobs import ENVIRONMENT
 from programs import expect_alone, expect_exact_resume
 from safetensors.torch import load_file
 from torchtitan.components.checkpointer import BaseCheckpointManager
@@ -184,6 +188,43 @@ def test_a_given_step_loads_and_starts_a_new_line(start: Open) -> None:
     third.manager.load()
     assert third.progress.step == 4
     expect_same(third, second.weights())
+
+
+TRAINS_AND_DIES = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+sys.path.insert(0, sys.argv[3])
+from test_torchtitan import CheckpointManager, Run
+dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
+config = CheckpointManager.Config(
+    enable=True, interval=2, last_save_model_only=False, host_memory="64MiB", memory=sys.argv[2], disk_every=1000)
+run = Run(Path(sys.argv[1]), config)
+run.train(7)
+run.manager.save_future.result()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("step", [-1, 6])
+def test_a_killed_run_goes_on_with_what_is_in_memory_alone(start: Open, tmp_path: Path, step: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        command = [sys.executable, "-c", TRAINS_AND_DIES, tmp_path, memory, Path(__file__).parent]
+        assert subprocess.run(command, check=False, env=ENVIRONMENT, timeout=240).returncode == -9
+        with cairn.Checkpointer(tmp_path / "checkpoint", read_only=True) as reader:
+            assert 6 not in reader.steps()
+
+        resumed = start(seed=2, memory=memory)
+        assert resumed.manager.load(step) and resumed.progress.step == 6
+        resumed.train(6)
+        resumed.manager.close()
+        with cairn.Checkpointer(tmp_path / "checkpoint", read_only=True) as reader:
+            assert reader.latest() == 12
+        assert list(Path(memory).iterdir()) == []
+    whole = start(folder="whole")
+    whole.train(12)
+    for name, tensor in whole.weights().items():
+        assert torch.equal(tensor, resumed.weights()[name]), name
 
 
 def test_weights_may_change_after_the_wait_for_staging(start: Open) -> None:
