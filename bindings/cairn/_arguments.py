@@ -170,7 +170,8 @@ def without_memory(options: Mapping[str, Any]) -> None:
     """For the options of an integration, whose checkpoints are looked for, and waited for, on the disk."""
     if options.get("memory") is not None:
         raise InvalidArgument(
-            "memory: expected none with this integration, found a folder: only Checkpointer has it yet"
+            "memory: expected none with this integration, found a folder: Checkpointer, cairn.dcp, cairn.huggingface and "
+            "cairn.torchtitan have it"
         )
 
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver
 
-from .._arguments import without_memory
 from .._checkpointer import Checkpointer
 from .._errors import Error, InvalidArgument
 from .._paths import local_path
@@ -84,7 +83,6 @@ def _open(root: str, process_group: Any, no_dist: bool, options: dict[str, Any])
         for other in _roots.values():
             if other is not known and not other.handed_out and _is_idle_everywhere(other):
                 _close(other)
-        without_memory(options)
         known.checkpointer = Checkpointer(root, **{"keep_last": 0, "group": group, **options})
         if known.loaded is not None:
             _continue_from(known.checkpointer, known.loaded)
@@ -136,7 +134,7 @@ def save(
     if _needs_no_plan(writer, planner, options):
         saving = _start(state_dict, writer, **place)
         try:
-            saving.wait()
+            saving.kept()
         finally:
             writer._checkpointer._engine.release_captured()
         return None
@@ -301,7 +299,7 @@ def _answer(save: Save) -> Any:
     """What DCP's async_save returns. Before torch 2.9 it returns once the save is captured."""
     waiting = ThreadPoolExecutor(1, "cairn-save")
     staged = waiting.submit(save.captured)
-    uploaded: Future[None] = waiting.submit(save.wait)
+    uploaded: Future[None] = waiting.submit(save.kept)
     waiting.shutdown(wait=False)
     if hasattr(state_dict_saver, "AsyncSaveResponse"):
         return state_dict_saver.AsyncSaveResponse(staging_completion=staged, upload_completion=uploaded)

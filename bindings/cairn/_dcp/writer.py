@@ -235,7 +235,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return [dataclasses.replace(plan, storage_data=None) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[storage.WriteResult]]:
-        """Lets the staged save commit, or makes one now, and waits until it is durable on every rank."""
+        """Lets the staged save commit, or makes one now, and waits until it is durable, or kept in memory, on every rank."""
         if self._save is None:
             save = self._start(lambda: self._compared(plan, planner))
         else:
@@ -248,7 +248,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             self._staged = self._save = None
             save._release()
         try:
-            save.wait()
+            save.kept()
         finally:
             self._checkpointer._engine.release_captured()
         written: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
