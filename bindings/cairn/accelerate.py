@@ -25,6 +25,7 @@ import torch
 try:
     import accelerate
     from accelerate.data_loader import SeedableRandomSampler
+    from accelerate.state import GradientState
 except ImportError as error:
     raise ImportError(f"cairn.accelerate needs accelerate 1.x: pip install accelerate ({error})") from error
 
@@ -145,6 +146,13 @@ class Accelerator(accelerate.Accelerator):
         finally:
             super().end_training()
 
+    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
+        """accelerate's. Of a loader whose order a generator draws, an epoch's first state is kept: see _Loader."""
+        loader = super().prepare_data_loader(*args, **kwargs)
+        if getattr(loader, "synchronized_generator", None) is not None:
+            loader.gradient_state = _Epochs()
+        return loader
+
     # Internal
 
     def _warn_of_unsaved(self) -> None:
@@ -243,9 +251,17 @@ def _sampler_of(loader: Any) -> Any:
     return None
 
 
+class _Epochs(GradientState):
+    """Tells a data loader that an epoch begins: nothing is drawn yet."""
+
+    def _add_dataloader(self, dataloader: Any) -> None:
+        dataloader.cairn_began = dataloader.synchronized_generator.get_state()
+        super()._add_dataloader(dataloader)
+
+
 class _Loader:
-    """A data loader by what gives the same batches again. In mid-epoch of one that is not stateful the caller skips those
-    that he has had (accelerate.skip_first_batches)."""
+    """A data loader by what gives the same batches again. In mid-epoch the caller skips those that he has had
+    (accelerate.skip_first_batches), or a stateful one does: so its generator must draw this epoch's order once more."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -257,6 +273,10 @@ class _Loader:
             state["sampler"] = {"seed": sampler.initial_seed, "epoch": sampler.epoch}
         generator = getattr(loader, "synchronized_generator", None)
         state["generator"] = None if generator is None else generator.get_state()
+        # Also by the loader that skip_first_batches has made of this one.
+        iterated = [getattr(one, "synchronized_generator", None) for one in GradientState().dataloader_references]
+        if generator is not None and any(one is generator for one in iterated):
+            state["generator"] = getattr(loader, "cairn_began", state["generator"])
         if getattr(loader, "use_stateful_dataloader", False):
             state["state"] = loader.state_dict()
         return state
@@ -276,5 +296,6 @@ class _Loader:
         generator = getattr(loader, "synchronized_generator", None)
         if generator is not None and state["generator"] is not None:
             generator.set_state(state["generator"])
+            loader.cairn_began = state["generator"]
         if state["state"] is not None:
             loader.load_state_dict(state["state"])
