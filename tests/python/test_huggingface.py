@@ -25,6 +25,7 @@ from huggingface_trainer import (
     a_gpt2,
     a_trainer,
     assert_same_weights,
+    data,
     exported_by_command,
     hf,
     losses,
@@ -588,6 +589,25 @@ def test_one_step_may_be_saved_twice(tmp_path: Path) -> None:
 
 
 # Failures
+
+
+def test_a_run_that_resumes_where_the_data_end_saves_that_step_again(tmp_path: Path) -> None:
+    class Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Any:
+            return iter(data(12))
+
+    def a_run() -> Any:
+        trainer = a_trainer(tmp_path, save_strategy="epoch")
+        trainer.train_dataset = Rows()
+        return trainer
+
+    whole = a_run()
+    whole.train()
+    resumed = a_run()
+    resumed.train(resume_from_checkpoint=3)
+    assert steps(tmp_path) == [3, 6, 8]
+    assert losses(resumed) == losses(whole)
+    assert_same_weights(resumed.model, whole.model)
 
 
 def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -> None:

@@ -157,7 +157,8 @@ class Run:
         leads = self.has_files and self.checkpointer.rank == 0
         if leads:
             self.companions.prepare()
-        save = start(step in self.order, self.checkpointer._engine.group_timeout if leads else 0.0)
+        # A resumed run saves its first step again if no row of that epoch was left.
+        save = start(step in {*self.order, *self.steps}, self.checkpointer._engine.group_timeout if leads else 0.0)
         if leads:
             self.companions.add(save, files)
         self.saves[step] = self.newest = save
