@@ -94,7 +94,7 @@ class OpenEngine {
     Status idle;
     do {
       idle = WaitIdleFor(kSignalInterval);
-    } while (idle.code() == StatusCode::kDeadlineExceeded && !Inside::AbandonsBefore(limit(), begun).passed());
+    } while (AtItsDeadline(idle) && !Inside::AbandonsBefore(limit(), begun).passed());
     if (OnlyRemoves(*checkpointer_, idle)) idle = Status::Ok();
     const Deadline end = idle.ok() ? Deadline::At(std::max(limit().when(), Deadline::In(kEnding).when())) : limit();
     const Status failure = idle.ok() ? Inside::Of(*checkpointer_).TakeUnheardFailure() : idle;

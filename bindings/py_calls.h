@@ -147,15 +147,21 @@ auto Locked(const Call& call) {
   return StayingAtExit(call);
 }
 
-/// Repeats `wait(deadline)` in slices until it returns anything but DeadlineExceeded, or until `end()`, which a signal
-/// may make earlier. A signal's exception ends it.
+/// Whether a wait has ended at the deadline that it was given. A failure that is a deadline too, such as that of a disk
+/// that hangs, has a detail.
+inline bool AtItsDeadline(const Status& status) {
+  return status.code() == StatusCode::kDeadlineExceeded && status.detail() == StatusDetail::kNone;
+}
+
+/// Repeats `wait(deadline)` in slices until it does not end at its deadline, or until `end()`, which a signal may make
+/// earlier. A signal's exception ends it.
 template <typename End, typename Wait>
 Status InSlices(const End& end, const Wait& wait) {
   while (true) {
     const Deadline slice = Deadline::At(std::min(end().when(), Deadline::Clock::now() + kSignalInterval));
     Status status = wait(slice);
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
-    if (status.code() != StatusCode::kDeadlineExceeded || end().passed()) return status;
+    if (!AtItsDeadline(status) || end().passed()) return status;
   }
 }
 

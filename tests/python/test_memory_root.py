@@ -123,6 +123,39 @@ def test_what_is_kept_is_read_while_the_disk_hangs(tmp_path: Path, memory: Path)
     assert "without a checkpoint" not in child.stderr
 
 
+DRAINS_INTO_A_HUNG_DISK = """
+import os, sys, cairn, torch
+checkpointer = cairn.Checkpointer(
+    sys.argv[1], memory=sys.argv[2], host_memory="32MiB", io_queue="threads", stall_timeout=1, close_timeout=80)
+for step in (1, 2, 3):
+    checkpointer.save(step, {"epoch": step}).kept()
+for call in (checkpointer.drain, checkpointer.close):
+    try:
+        call()
+    except cairn.Error as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_drain_that_the_disk_hangs_up_ends(tmp_path: Path, memory: Path) -> None:
+    gate = Gate(tmp_path)
+    with gate.hold("mkdir", path=tmp_path / "run" / ".attempt"):
+        child = subprocess.run(
+            [sys.executable, "-c", DRAINS_INTO_A_HUNG_DISK, tmp_path / "run", memory],
+            check=False,
+            env=ENVIRONMENT | gate.environment,
+            timeout=300,
+            capture_output=True,
+            text=True,
+        )
+    drained, closed = child.stdout.splitlines()
+    # Not that of a deadline, which would not say it.
+    assert "beyond stall_timeout" in drained
+    assert "beyond stall_timeout" in closed
+    assert list(memory.glob("cairn-*/step-*"))
+
+
 def test_the_disk_gets_what_is_due_or_waited_for(tmp_path: Path, memory: Path) -> None:
     with opened(tmp_path, memory, disk_every=10, keep_last=0) as checkpointer:
 
