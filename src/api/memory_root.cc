@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -486,9 +484,9 @@ void MemoryRoot::Close(bool removes) {
                 kept->step);
   }
   if (!removes) return;
-  std::error_code error;
-  std::filesystem::remove_all(root_->path(), error);
-  if (error) warn(fmt::format("{} was not removed: {}", root_->path(), error.message()));
+  const Result<std::unique_ptr<IoQueue>> queue = disk_.queue();
+  const Status removed = queue.ok() ? RemoveMemoryFolder(**queue, root_->path()) : queue.status();
+  if (!removed.ok()) warn(fmt::format("{} was not removed: {}", root_->path(), removed.message()));
 }
 
 }  // namespace cairn

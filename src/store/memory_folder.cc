@@ -1,6 +1,7 @@
 #include "store/memory_folder.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <linux/magic.h>
 #include <mntent.h>
 #include <sys/file.h>
@@ -21,9 +22,12 @@
 #include "base/human.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
+#include "base/uuid.h"
+#include "io/io_task.h"
 #include "store/locks.h"
 #include "store/names.h"
 #include "store/paths.h"
+#include "store/remove.h"
 #include "store/space.h"
 
 namespace cairn {
@@ -162,6 +166,23 @@ Status AllocateMissing(const PathAt& root, std::uint64_t rank, std::uint64_t slo
   return status;
 }
 
+IoTask<Status> RemoveNamed(PathAt folder, Leftovers& left) {
+  Result<std::vector<FolderEntry>> entries = ListRoot(folder);
+  CAIRN_CO_RETURN_IF_ERROR(entries.status());
+  std::erase_if(*entries, [](const FolderEntry& entry) { return !entry.directory; });
+  for (FolderEntry& entry : *entries) {
+    if (IsLeftover(entry.name)) continue;
+    const std::string retired = RetiredName(MakeUuid());
+    CAIRN_CO_RETURN_IF_ERROR(
+        co_await io::Rename(JoinPath(folder, entry.name), JoinPath(folder, retired), RenameMode::kPlain));
+    entry.name = retired;
+  }
+  for (const FolderEntry& entry : *entries) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await RemoveFolder(JoinPath(folder, entry.name), left));
+  }
+  co_return co_await RemoveFolder(folder, left);
+}
+
 }  // namespace
 
 Status CheckMemoryRoot(const std::string& memory_root) {
@@ -190,6 +211,12 @@ Result<std::string> FindMemoryFolder(const std::string& memory_root, const std::
   std::string path = FolderIn(memory_root, root_id);
   CAIRN_RETURN_IF_ERROR(CheckOwn(path));
   return path;
+}
+
+Status RemoveMemoryFolder(IoQueue& queue, const std::string& path) {
+  Leftovers left;
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, RemoveNamed(path, left)));
+  return left.empty() ? Status::Ok() : Error(StatusCode::kIoError, "{}", fmt::join(left, "; "));
 }
 
 MemoryPlace FindMemoryPlace(const std::string& memory_root, const WriterRecord& root) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cairn/status.h"
+#include "io/io_queue.h"
 #include "io/path_at.h"
 #include "store/list.h"
 #include "store/mapped_file.h"
@@ -23,6 +24,11 @@ namespace cairn {
 
 /// The path of that folder, which rank 0 has made. Errors as before; NotFound if there is none. Blocking.
 [[nodiscard]] Result<std::string> FindMemoryFolder(const std::string& memory_root, const std::string& root_id);
+
+/// Removes the folder with all that is in it; IoError says what is left. What is in it loses its name first, in one
+/// step each, so that whoever is killed meanwhile leaves nothing that looks damaged: the next writer takes the rest for
+/// leftovers. Blocking; needs exclusive use of the queue.
+[[nodiscard]] Status RemoveMemoryFolder(IoQueue& queue, const std::string& path);
 
 /// Where the saves of the root with that record are kept in `memory_root`, for who does not open it. Empty if this user
 /// has no such folder. Blocking.

@@ -489,6 +489,39 @@ TEST_F(MemoryRootTest, AForkedChildHoldsNoSlot) {
   EXPECT_EQ(checkpointer->stats().not_recycled_reason, "");
   EXPECT_EQ(ShardsIn(Folder()).first, 5U);
 }
+TEST_F(MemoryRootTest, AKillWhileItIsRemovedLeavesNothingThatLooksDamaged) {
+  for (std::uint64_t k = 1;; ++k) {
+    SCOPED_TRACE(testing::Message() << "killed before operation " << k << " of the removal");
+    Forked child([&](const Say&) {
+      const auto plan = FaultPlan::Make();
+      auto checkpointer = Checkpointer::Open(WithMemory(), Through(plan));
+      if (!checkpointer.ok()) return 2;
+      if (k > 1 && !RestoreAndCompare(**checkpointer, Latest()).ok()) return 3;
+      if (!Keep(**checkpointer, k).ok() || !(*checkpointer)->Drain(Soon()).ok()) return 4;
+      plan->KillBefore({.path = memory_.path(), .nth = k});
+      checkpointer->reset();
+      return 0;
+    });
+    const Forked::End end = child.Wait(Soon());
+    for (const bool read_only : {true, false}) {
+      Options options = WithMemory();
+      options.read_only = read_only;
+      const auto checkpointer = OpenOrFail(options);
+      ASSERT_NE(checkpointer, nullptr);
+      const auto state = SmallState(0);
+      const Result<Restored> restored = checkpointer->Restore(Latest(), state->state());
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      ASSERT_EQ(restored->step, k);
+    }
+    ASSERT_THAT(NamesIn(memory_.path()), IsEmpty());
+    if (end.how == Forked::How::kKilled) continue;
+    ASSERT_EQ(end.how, Forked::How::kExited);
+    ASSERT_EQ(end.value, 0);
+    EXPECT_GT(k, 10U);
+    break;
+  }
+}
+
 
 TEST_F(MemoryRootTest, NothingIsKeptInAFolderThatWasMoved) {
   Messages messages;
