@@ -59,6 +59,7 @@ Result<std::unique_ptr<Root>> OpenIn(const std::string& path, const MemoryRoot::
 
 Status RecordOpenings(Root& root, const MemoryRoot::Parts& parts) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(*queue, parts.root->KeepOpening()));
   return RunTaskBlocking(*queue, root.WriteOpenings(parts.root->record().openings));
 }
 

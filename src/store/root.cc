@@ -151,7 +151,10 @@ IoTask<Status> Root::NameWriter() {
         fmt::format("{}; the root gets a new id, and lines above those that are listed", last.status().message()));
   }
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
-  if (in_memory_) writer_.openings.pop_back();
+  if (in_memory_) {
+    writer_.openings = last.ok() && *last ? (*last)->openings : Openings();
+    writer_.alone = false;
+  }
   if (writer_.root.empty()) writer_.root = expected_id_.empty() ? MakeUuid() : expected_id_;
   if (!expected_id_.empty() && writer_.root != expected_id_) {
     co_return Error(StatusCode::kFailedPrecondition, "{} is not a copy of that root: expected the id {}, found {}",
@@ -166,6 +169,14 @@ IoTask<Status> Root::WriteLine(std::uint64_t line) {
   record.line = line;
   CAIRN_CO_RETURN_IF_ERROR(co_await ChangeRecord(std::move(record)));
   writer_.line = line;
+  co_return Status::Ok();
+}
+
+IoTask<Status> Root::KeepOpening() {
+  WriterRecord record = writer_;
+  record.alone = false;
+  CAIRN_CO_RETURN_IF_ERROR(co_await ChangeRecord(std::move(record)));
+  writer_.alone = false;
   co_return Status::Ok();
 }
 

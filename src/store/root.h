@@ -72,7 +72,10 @@ class Root {
   IoTask<Status> WriteLine(std::uint64_t line);
   /// Only the writer's. Its line as for line().
   [[nodiscard]] const WriterRecord& record() const { return writer_; }
-  /// Records these openings instead. As WriteLine, but before any other thread uses it.
+  /// Before another record has them: this opening keeps its place in them. As WriteLine, but before any other thread
+  /// uses it.
+  IoTask<Status> KeepOpening();
+  /// Records these openings instead, in memory. As KeepOpening.
   IoTask<Status> WriteOpenings(Openings openings);
   /// For ranks other than the coordinator: NotFound, saying what was found instead, if this is not the directory that
   /// the coordinator has opened, or does not show it yet. `writer_id` is the coordinator's.

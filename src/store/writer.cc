@@ -39,6 +39,7 @@ const Opening* BegunBy(const Openings& openings, std::uint64_t line) {
 nlohmann::json ToJson(const WriterRecord& record, std::size_t openings) {
   nlohmann::json object = {{"epoch", record.epoch},     {"id", record.id},     {"host", record.host},
                            {"process", record.process}, {"root", record.root}, {"line", record.line}};
+  if (record.alone) object["alone"] = true;
   if (openings == 0) return object;
   nlohmann::json& list = object["openings"];
   for (auto one = record.openings.end() - static_cast<std::ptrdiff_t>(openings); one != record.openings.end(); ++one) {
@@ -76,7 +77,13 @@ WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
                     .root = last ? last->root : std::string(),
                     .line = last ? last->line + (last->line == std::numeric_limits<std::uint64_t>::max() ? 0 : 1) : 0,
                     .openings = last ? last->openings : Openings()};
-  next.openings.push_back({next.line, next.id.substr(0, kIdDigits)});
+  Opening own{next.line, next.id.substr(0, kIdDigits)};
+  if (last && last->alone && !next.openings.empty()) {
+    own.line = next.openings.back().line;  // What was begun since then is not that of another history either.
+    next.openings.pop_back();
+  }
+  next.openings.push_back(std::move(own));
+  next.alone = true;
   return next;
 }
 
@@ -120,6 +127,7 @@ Result<WriterRecord> DecodeWriter(std::string_view text, const std::string& file
   }
   if (has("line", &Object::is_number_unsigned)) record.line = object["line"].get<std::uint64_t>();
   if (has("openings", &Object::is_array)) record.openings = DecodeOpenings(object["openings"]);
+  if (has("alone", &Object::is_boolean)) record.alone = object["alone"].get<bool>();
   return record;
 }
 

@@ -21,8 +21,9 @@ using WriterCheck = std::function<Status()>;
 /// This machine's name, for messages and the record.
 [[nodiscard]] std::string HostName();
 
-/// An opening for writing, in the history of a root: which line it began with.
+/// An opening for writing, in the history of a root.
 struct Opening {
+  /// The line that it began with, or that one of those began whose place it has taken.
   std::uint64_t line = 0;
   /// The first digits of its record's id.
   std::string id;
@@ -49,6 +50,9 @@ struct WriterRecord {
   /// This opening is the last of them. In memory they are the disk's. As many are stored as fit into a sector with the
   /// rest. Empty in a record of version 1's first writers.
   Openings openings = {};
+  /// The last of them is in no other record. So the next one takes its place, and any number of openings that do not
+  /// open the root in memory takes one place.
+  bool alone = false;
 
   /// For this process; `last` is the previous record: the root is kept, and the next line begins, with an opening.
   [[nodiscard]] static WriterRecord Next(const std::optional<WriterRecord>& last);

@@ -270,16 +270,17 @@ TEST_F(MemoryRootTest, OfALineThatTheRootHasLostNothingIsRead) {
   });
   ASSERT_EQ(child.Wait(Soon()).how, Forked::How::kKilled);
   fs::copy_file(before, writer, fs::copy_options::overwrite_existing);
-  {
+  for (const std::uint64_t step : {15, 16}) {
     const auto without = OpenOrFail(WithoutMemory());
     ASSERT_NE(without, nullptr);
-    ASSERT_EQ(SaveDurably(*without, 15), Status::Ok());
+    ASSERT_EQ(RestoreAndCompare(*without, Latest()), Status::Ok());
+    ASSERT_EQ(SaveDurably(*without, step), Status::Ok());
   }
 
   const auto checkpointer = OpenOrFail(WithMemory());
 
   ASSERT_NE(checkpointer, nullptr);
-  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 15));
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 15, 16));
 }
 
 // Longer than a record reaches back: each opening records in memory that what is there is the root's.
@@ -287,6 +288,24 @@ TEST_F(MemoryRootTest, ManyOpeningsThatSaveNothingLoseNothing) {
   KeepAndDie({1}, /*holds=*/false);
   KeepAndDie({2}, /*holds=*/true);
   for (int run = 0; run < 30; ++run) KeepAndDie({}, /*holds=*/true);
+
+  const auto checkpointer = OpenOrFail(WithMemory());
+
+  ASSERT_NE(checkpointer, nullptr);
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2));
+}
+
+// They record nothing in memory.
+TEST_F(MemoryRootTest, ManyOpeningsThatDoNotComeToTheMemoryLoseNothing) {
+  KeepAndDie({1}, /*holds=*/false);
+  KeepAndDie({2}, /*holds=*/true);
+  fs::permissions(Folder(), fs::perms::others_exec, fs::perm_options::add);
+  for (int run = 0; run < 30; ++run) {
+    EXPECT_EQ(Checkpointer::Open(WithMemory()).status().code(), StatusCode::kFailedPrecondition);
+  }
+  for (int run = 0; run < 30; ++run) EXPECT_TRUE(Checkpointer::Open(WithoutMemory()).ok());
+  fs::permissions(Folder(), fs::perms::others_exec, fs::perm_options::remove);
 
   const auto checkpointer = OpenOrFail(WithMemory());
 
@@ -470,25 +489,6 @@ TEST_F(MemoryRootHangs, CloseLeavesWhatTheDiskDoesNotTake) {
   EXPECT_EQ(next->stats().saves_kept, 1U);
 }
 
-// Like a loader's worker, which lives long.
-TEST_F(MemoryRootTest, AForkedChildHoldsNoSlot) {
-  const auto plan = FaultPlan::Make();
-  const auto checkpointer = OpenOrFail(WithMemory(), Through(plan));
-  ASSERT_NE(checkpointer, nullptr);
-  const FaultGate gate = plan->Hold({.op = IoOp::kWrite, .path = memory_.path()});
-  const auto state = SmallState(1);
-  const auto save = checkpointer->Save(1, state->state());
-  ASSERT_TRUE(save.ok()) << save.status();
-  ASSERT_TRUE(gate.WaitHeld(Soon()));
-
-  const Forked child([](const Say&) { return ::pause(); });
-
-  gate.Release();
-  ASSERT_EQ(save->WaitDurable(Soon()), Status::Ok());
-  for (std::uint64_t step = 2; step <= 12; ++step) ASSERT_EQ(Keep(*checkpointer, step), Status::Ok());
-  EXPECT_EQ(checkpointer->stats().not_recycled_reason, "");
-  EXPECT_EQ(ShardsIn(Folder()).first, 5U);
-}
 TEST_F(MemoryRootTest, AKillWhileItIsRemovedLeavesNothingThatLooksDamaged) {
   for (std::uint64_t k = 1;; ++k) {
     SCOPED_TRACE(testing::Message() << "killed before operation " << k << " of the removal");
@@ -522,6 +522,25 @@ TEST_F(MemoryRootTest, AKillWhileItIsRemovedLeavesNothingThatLooksDamaged) {
   }
 }
 
+// Like a loader's worker, which lives long.
+TEST_F(MemoryRootTest, AForkedChildHoldsNoSlot) {
+  const auto plan = FaultPlan::Make();
+  const auto checkpointer = OpenOrFail(WithMemory(), Through(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  const FaultGate gate = plan->Hold({.op = IoOp::kWrite, .path = memory_.path()});
+  const auto state = SmallState(1);
+  const auto save = checkpointer->Save(1, state->state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  const Forked child([](const Say&) { return ::pause(); });
+
+  gate.Release();
+  ASSERT_EQ(save->WaitDurable(Soon()), Status::Ok());
+  for (std::uint64_t step = 2; step <= 12; ++step) ASSERT_EQ(Keep(*checkpointer, step), Status::Ok());
+  EXPECT_EQ(checkpointer->stats().not_recycled_reason, "");
+  EXPECT_EQ(ShardsIn(Folder()).first, 5U);
+}
 
 TEST_F(MemoryRootTest, NothingIsKeptInAFolderThatWasMoved) {
   Messages messages;

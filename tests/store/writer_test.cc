@@ -107,6 +107,7 @@ TEST_F(WriterTest, TheLastOpeningsAreRecordedInASector) {
     const Opened root = Open();
     all.push_back({root->line(), root->writer_id().substr(0, 8)});
     ASSERT_EQ(root->record().openings.back(), all.back());
+    ASSERT_EQ(RunTaskBlocking(*queue_, root->KeepOpening()), Status::Ok());
     ASSERT_LE(fs::file_size(root_ + "/.writer"), 512U);
   }
 
@@ -120,6 +121,31 @@ TEST_F(WriterTest, TheLastOpeningsAreRecordedInASector) {
     const std::string text = std::string(R"({"epoch":4,"host":"h","id":"i","process":1,"openings":)") + bad + "}";
     EXPECT_THAT(DecodeWriter(text, "record")->openings, IsEmpty()) << bad;
   }
+}
+
+TEST_F(WriterTest, OpeningsOfWhichNoOtherRecordKnowsTakeOnePlace) {
+  const auto own = [](const Opened& root, std::uint64_t line) { return Opening{line, root->writer_id().substr(0, 8)}; };
+  Openings kept;
+  {
+    const Opened root = Open();
+    ASSERT_EQ(RunTaskBlocking(*queue_, root->KeepOpening()), Status::Ok());
+    kept.push_back(own(root, 0));
+  }
+  for (int i = 0; i < 50; ++i) {
+    const Opened root = Open();
+    ASSERT_EQ(root->line(), 1U + static_cast<std::uint64_t>(i)) << "each begins one";
+    EXPECT_EQ(RunTaskBlocking(*queue_, root->WriteLine(root->line())), Status::Ok());
+    ASSERT_THAT((*ReadWriter(root_))->openings, ElementsAre(kept[0], own(root, 1)));
+  }
+  {
+    const Opened root = Open();
+    ASSERT_EQ(RunTaskBlocking(*queue_, root->KeepOpening()), Status::Ok());
+    kept.push_back(own(root, 1));
+  }
+
+  const Opened last = Open();
+
+  EXPECT_THAT((*ReadWriter(root_))->openings, ElementsAre(kept[0], kept[1], own(last, 52)));
 }
 
 TEST(Lines, AreOfTheRootThatHasBegunThem) {
