@@ -610,7 +610,10 @@ class Checkpointer:
 
     def drain(self, timeout: float | None = None) -> None:
         """Waits until no save is in flight. Raises the first failure that nobody has heard: that no call of this object
-        or of a Save has raised. Of further ones the message has the number."""
+        or of a Save has raised. Of further ones the message has the number.
+
+        With `memory` it waits until the disk has the newest save, and what the disk has failed to take is tried again (not in
+        a group): then it raises only what fails again."""
         self._engine.drain(timeout_of(timeout))
 
     def check(self) -> None:

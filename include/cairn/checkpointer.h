@@ -272,6 +272,9 @@ class Checkpointer {
   /// that nobody has heard: one that no wait, no SaveHandle::status(), no LastFailure() and no Drain has returned, of a
   /// save that was not cancelled, skipped or replaced. If there are more of them, the message says how many, and they
   /// count as heard, too. Call it before the destructor, which reports a failure only to Options::on_event.
+  ///
+  /// With Options::memory_root it waits until the disk has the newest, and what the disk has failed to take is tried
+  /// again (not in a group): Ok means that the disk has it. What fails again is returned.
   Status Drain(Deadline deadline = Deadline::Infinite());
 
   /// Waits until the checkpoint of `step`, which is durable, is at one of Options::mirrors, as that says.

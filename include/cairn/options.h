@@ -105,8 +105,8 @@ struct Options {
   /// saves go to the disk alone. For ranks of one node, all with the same memory_root, with checksums, and states in
   /// the CPU's memory. What is frozen is written each time. Opened read_only, only reads look there.
   std::string memory_root = {};
-  /// With memory_root: the disk gets a save only if its step is at least so many above that of the last one that it
-  /// got; 0: whenever it is free. Whoever waits for the disk (Drain, SaveHandle::WaitDurable, the destructor) has it
+  /// With memory_root: the disk gets a save only if its step is at least so many above that of the newest that it
+  /// has; 0: whenever it is free. Whoever waits for the disk (Drain, SaveHandle::WaitDurable, the destructor) has it
   /// get the newest at once; of several ranks, whoever does so on rank 0.
   std::uint64_t disk_every = 0;
   /// Only read: no lock is taken, nothing is removed, and every call that writes is refused.

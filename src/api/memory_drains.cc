@@ -27,12 +27,7 @@ Status Overtaken(const SaveTask& task, const SaveTask& by) {
 
 }  // namespace
 
-MemoryDrains::MemoryDrains(Parts parts) : parts_(std::move(parts)) {
-  if (parts_.ledger == nullptr) return;
-  const std::optional<Ledger::Newest> newest = parts_.ledger->FindNewest();
-  MutexLock lock(mutex_);
-  if (newest) drained_ = newest->step;
-}
+MemoryDrains::MemoryDrains(Parts parts) : parts_(std::move(parts)) {}
 
 void MemoryDrains::Expect(const std::shared_ptr<SaveTask>& task) {
   MutexLock lock(mutex_);
@@ -97,15 +92,48 @@ void MemoryDrains::Queue(const std::shared_ptr<SaveTask>& task) {
 }
 
 bool MemoryDrains::IsDue(const SaveTask& task) const {
+  if (const Failed* const failed = FailureOf(task)) return failed->why.detail() == StatusDetail::kDiskHangs;
   const std::uint64_t every = parts_.disk_every;
-  if (every == 0 || !drained_ || task.wanted()) return true;
+  if (every == 0 || task.wanted()) return true;
+  const std::optional<Ledger::Newest> newest = parts_.ledger->FindNewest();
   // After a restore of an older one it is below.
-  return task.plan().step < *drained_ || task.plan().step - *drained_ >= every;
+  return !newest || task.plan().step < newest->step || task.plan().step - newest->step >= every;
+}
+
+const MemoryDrains::Failed* MemoryDrains::FailureOf(const SaveTask& task) const {
+  const auto last = std::ranges::find(failed_.rbegin(), failed_.rend(), task.plan().attempt,
+                                      [](const Failed& one) { return one.drain->plan().attempt; });
+  return last == failed_.rend() ? nullptr : &*last;
+}
+
+bool MemoryDrains::IsForWaiters(const SaveTask& task) const {
+  const Failed* const failed = FailureOf(task);
+  return failed == nullptr || failed == &failed_.front() || failed->drain->heard();
+}
+
+bool MemoryDrains::IsTriedAgain(const Status& outcome) const {
+  switch (outcome.code()) {
+    case StatusCode::kOk:
+    case StatusCode::kCancelled:
+    case StatusCode::kCorrupt:
+    case StatusCode::kUnknownOutcome:
+      return false;
+    default:
+      return alone() && waiting_ == nullptr && !stopping_;
+  }
+}
+
+void MemoryDrains::Forgive(const SaveTask& task) {
+  std::erase_if(failed_, [&](const Failed& one) {
+    const bool of_it = one.drain->plan().attempt == task.plan().attempt;
+    if (of_it) one.drain->MarkHeard();
+    return of_it;
+  });
 }
 
 void MemoryDrains::Begin(bool wanted) {
   if (drain_ != nullptr || waiting_ == nullptr || stopping_ || !Hangs().ok()) return;
-  if (!wanted && !IsDue(*waiting_)) return;
+  if (!IsDue(*waiting_) && !(wanted && IsForWaiters(*waiting_))) return;
   const std::shared_ptr<SaveTask> next = std::exchange(waiting_, nullptr);
   Drain(next, next->plan().attempt);
 }
@@ -165,7 +193,10 @@ void MemoryDrains::Drain(const std::shared_ptr<SaveTask>& task, const std::strin
   plan.attempt = attempt;
   plan.drain = true;
   plan.hold = {};  // Its caller has released it.
-  drained_ = plan.step;
+  if (FailureOf(*task) != nullptr && !parts_.ledger->Readmit(plan)) {
+    return LeaveOut(
+        task, Error(StatusCode::kCancelled, "step {}: kept in memory, and not needed on the disk any more", plan.step));
+  }
   hangs_ = {};
   drain_ = std::make_shared<SaveTask>(std::move(plan), task->TakeSnapshot(), std::vector<DeviceEvents>(), task->begun(),
                                       parts_.engine->inbox());
@@ -181,6 +212,7 @@ void MemoryDrains::AnnounceLeftOut(std::uint64_t step, const std::string& attemp
 
 void MemoryDrains::LeaveOut(const std::shared_ptr<SaveTask>& task, Status why) {
   const SavePlan& plan = task->plan();
+  Forgive(*task);
   if (parts_.ledger != nullptr) parts_.ledger->Withdraw(plan);
   if (leads()) AnnounceLeftOut(plan.step, plan.attempt, why);
   task->DropSnapshot();
@@ -201,10 +233,22 @@ void MemoryDrains::OnGone(const std::shared_ptr<SaveTask>& task, const Status& o
     gone_.push_back(task->plan().attempt);
     TellGone();
   }
-  if (drain_ != task) return;
+  if (drain_ != task) return task->DropSnapshot();
   drain_ = nullptr;
-  Unpin(task->plan());
-  if (!outcome.ok()) drained_.reset();
+  if (IsTriedAgain(outcome)) {
+    failed_.push_back({task, outcome});
+    SavePlan plan = task->plan();
+    plan.drain = false;
+    waiting_ = std::make_shared<SaveTask>(std::move(plan), task->TakeSnapshot(), std::vector<DeviceEvents>(),
+                                          task->begun(), parts_.engine->inbox());
+    waiting_->MarkInMemory();
+  } else {
+    // Nobody misses what a newer one overtakes.
+    Forgive(*task);
+    if (alone() && waiting_ != nullptr && !outcome.ok() && outcome.code() != StatusCode::kCorrupt) task->MarkHeard();
+    Unpin(task->plan());
+    task->DropSnapshot();
+  }
   // If it may be committed, another rank may have found that it is.
   const bool hangs = outcome.detail() == StatusDetail::kDiskHangs && outcome.code() != StatusCode::kUnknownOutcome;
   if (hangs && parts_.group->size() > 1) {
@@ -260,8 +304,14 @@ bool MemoryDrains::WaitIdle(Deadline deadline) {
       if (!deadline.passed() && expected_.empty()) Begin(/*wanted=*/true);
       // Its waiters may have been told while the disk still has a part of it.
       const bool drains = drain_ != nullptr && !drain_->ended();
-      if (expected_.empty() && waiting_ == nullptr && undecided_.empty() && !drains) return true;
-      if (deadline.passed() || (expected_.empty() && !drains && !Hangs().ok())) return false;
+      const bool hangs = !Hangs().ok();
+      // What has failed is in flight only if it is tried again now, or once nothing of the last try is.
+      const bool fails = waiting_ != nullptr && !hangs && FailureOf(*waiting_) != nullptr &&
+                         (deadline.passed() || !IsForWaiters(*waiting_));
+      const bool waits =
+          (waiting_ != nullptr && !fails) || (drain_ != nullptr && drain_->ended() && IsTriedAgain(drain_->outcome()));
+      if (expected_.empty() && !waits && undecided_.empty() && !drains) return true;
+      if (deadline.passed() || (expected_.empty() && !drains && hangs)) return false;
       if (!drains) {
         changed_.WaitUntil(mutex_, deadline);
         continue;

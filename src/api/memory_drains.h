@@ -29,6 +29,8 @@ class Ledger;
 ///  - None begins while the disk hangs on any rank. So of those that a hung disk does not take, one fails, and the
 ///  newest
 ///    waits. Rank 0 hears that another rank's disk answers by gone/ of the drain that has failed.
+///  - A rank alone tries again what it could not drain, unless it is overtaken: a disk that had hung gets it once it
+///    answers, any other one when somebody waits for the disk.
 ///  - Retention in memory spares those that are drained or wait (they are pinned in its ledger).
 ///  - Of several ranks, rank 0 decides what is drained; the others hear it by the attempt's id (attempt/, see
 ///    Coordination), or that it is left out, and why.
@@ -70,8 +72,9 @@ class MemoryDrains {
   /// On rank 0, to the other ranks, if there are any: this save, which is kept, is not drained.
   void AnnounceLeftOut(std::uint64_t step, const std::string& attempt, const Status& why) const;
 
-  /// Waits until each save has ended: is durable, left out or failed. The newest is due, unless the deadline has passed
-  /// already. False at the deadline, or if one waits for a disk that hangs.
+  /// Waits until each save has ended: is durable, left out or failed. The newest is due, also if it has failed and that
+  /// was heard, or was the first time, unless the deadline has passed already. False at the deadline, or if one waits
+  /// for a disk that hangs.
   [[nodiscard]] bool WaitIdle(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Why none begins: the disk hangs, here or on another rank. Else Ok.
   [[nodiscard]] Status DiskHangs() const CAIRN_EXCLUDES(mutex_);
@@ -84,9 +87,22 @@ class MemoryDrains {
 
  private:
   [[nodiscard]] bool leads() const { return parts_.group->rank() == 0; }
+  [[nodiscard]] bool alone() const { return parts_.group->size() == 1; }
   /// On rank 0.
   void Queue(const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_);
   [[nodiscard]] bool IsDue(const SaveTask& task) const CAIRN_REQUIRES(mutex_);
+  /// Whoever waits for the disk makes it due. Not one whose second failure nobody has heard yet.
+  [[nodiscard]] bool IsForWaiters(const SaveTask& task) const CAIRN_REQUIRES(mutex_);
+  /// Whether it waits again after that.
+  [[nodiscard]] bool IsTriedAgain(const Status& outcome) const CAIRN_REQUIRES(mutex_);
+  /// The last failure of that attempt; null if there is none.
+  struct Failed {
+    std::shared_ptr<SaveTask> drain;
+    Status why;
+  };
+  [[nodiscard]] const Failed* FailureOf(const SaveTask& task) const CAIRN_REQUIRES(mutex_);
+  /// Nobody need hear of its failures any more.
+  void Forgive(const SaveTask& task) CAIRN_REQUIRES(mutex_);
   /// The drain of the one that waits, if there is none, and it is due or `wanted`.
   void Begin(bool wanted = false) CAIRN_REQUIRES(mutex_);
   void Drain(const std::shared_ptr<SaveTask>& task, const std::string& attempt) CAIRN_REQUIRES(mutex_);
@@ -98,7 +114,7 @@ class MemoryDrains {
   /// On other ranks: of the drains that have failed, unless this rank's disk hangs.
   void TellGone() CAIRN_REQUIRES(mutex_);
   /// Ends a kept save that the disk does not get, on rank 0 for all ranks.
-  void LeaveOut(const std::shared_ptr<SaveTask>& task, Status why);
+  void LeaveOut(const std::shared_ptr<SaveTask>& task, Status why) CAIRN_REQUIRES(mutex_);
   /// Retention may take it.
   void Unpin(const SavePlan& plan);
 
@@ -123,8 +139,8 @@ class MemoryDrains {
   // The kept save that is drained next.
   std::shared_ptr<SaveTask> waiting_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t drains_ CAIRN_GUARDED_BY(mutex_) = 0;
-  // The step of the last one; none if it failed.
-  std::optional<std::uint64_t> drained_ CAIRN_GUARDED_BY(mutex_);
+  // Of the one that waits or is drained again.
+  std::vector<Failed> failed_ CAIRN_GUARDED_BY(mutex_);
   // Why the last one has failed, if the disk of some rank hangs, until that answers.
   Status hangs_ CAIRN_GUARDED_BY(mutex_);
   // On other ranks than 0: what TellGone is to say.

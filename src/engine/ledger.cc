@@ -127,7 +127,20 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
 
 void Ledger::Withdraw(const SavePlan& plan) {
   MutexLock lock(mutex_);
-  in_flight_.erase(plan.step);
+  // The step may have been accepted again since, in another line.
+  const auto found = in_flight_.find(plan.step);
+  if (found != in_flight_.end() && found->second.line == plan.line) in_flight_.erase(found);
+}
+
+bool Ledger::Readmit(SavePlan& plan) {
+  MutexLock lock(mutex_);
+  const bool newer = std::any_of(committed_.begin(), committed_.end(), [&](const auto& one) {
+    return std::pair(one.second.line, one.first) > std::pair(plan.line, plan.step);
+  });
+  if (newer || in_flight_.contains(plan.step) || retiring_.contains(plan.step)) return false;
+  plan.replace = committed_.contains(plan.step) || unknown_.contains(plan.step);
+  in_flight_.emplace(plan.step, InFlight{.line = plan.line, .attempt = plan.attempt});
+  return true;
 }
 
 void Ledger::WithdrawUnknown(const SavePlan& plan, bool decided) {

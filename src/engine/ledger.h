@@ -40,6 +40,9 @@ class Ledger {
   /// Whether a save of the step is in flight that belongs to a line which was left since.
   [[nodiscard]] bool IsAbandoned(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
+  /// Accepts again what was withdrawn, and is kept in memory. False if it need not or may not be saved: a newer one is
+  /// committed, or its step is in flight or being removed.
+  [[nodiscard]] bool Readmit(SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Withdraws a save that may still be on the disk: it no longer counts, and saving its step again replaces it. Relist
   /// must follow. Unless it is `decided`, the disk may still commit it: no listing tells before DecideUnknown.
   void WithdrawUnknown(const SavePlan& plan, bool decided = true) CAIRN_EXCLUDES(mutex_);
@@ -124,7 +127,7 @@ class Ledger {
   Times committed_at_ CAIRN_GUARDED_BY(mutex_);
   struct InFlight {
     std::uint64_t line = 0;
-    /// Only after Resume.
+    /// Only after Resume and Readmit.
     std::string attempt = {};
   };
   // By step.

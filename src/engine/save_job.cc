@@ -320,7 +320,8 @@ void SaveJob::End(Status status) {
   capture_.reset();
   writer_.reset();
   coordination_->Detach();
-  if (!keeps()) task_->DropSnapshot();
+  // A drain's may be needed again.
+  if (!keeps() && !task_->drains()) task_->DropSnapshot();
 }
 
 }  // namespace cairn

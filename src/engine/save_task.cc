@@ -206,6 +206,11 @@ Status SaveTask::status() const {
   return Told(status_);
 }
 
+Status SaveTask::outcome() const {
+  MutexLock lock(mutex_);
+  return status_;
+}
+
 SaveStats SaveTask::stats() const {
   if (!CheckProcess().ok()) return {.step = plan_.step};
   MutexLock lock(mutex_);

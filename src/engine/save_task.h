@@ -123,6 +123,8 @@ class SaveTask {
   /// Lets a held save commit. Does not wait. It has no effect on other saves.
   void Release() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
+  /// The same, for no caller: a failure stays unheard.
+  [[nodiscard]] Status outcome() const CAIRN_EXCLUDES(mutex_);
   /// Some caller has received its failure.
   [[nodiscard]] bool heard() const { return heard_ || (kept_save_ != nullptr && kept_save_->heard()); }
   void MarkHeard() const { heard_ = true; }
