@@ -93,6 +93,9 @@ struct EngineContext {
   std::vector<SuspectSteps> suspects;
   /// An event has said that kept files are copied.
   bool told_copied = false;
+  /// Saves of what is kept that have failed since one was durable, with the same code: it, and how many.
+  StatusCode drains_fail_with = StatusCode::kOk;
+  std::uint64_t drains_failed = 0;
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.

@@ -264,12 +264,22 @@ void SaveJob::Move() {
   coordination_->Detach();
 }
 
+Severity SaveJob::SeverityOf(const Status& failure) {
+  if (failure.code() == StatusCode::kCancelled) return Severity::kInfo;
+  if (!task_->drains()) return Severity::kError;
+  // It is kept. If no drain after it fares better, nothing is new.
+  if (std::exchange(context_.drains_fail_with, failure.code()) != failure.code()) context_.drains_failed = 0;
+  const std::uint64_t before = context_.drains_failed++;
+  return before == 0 ? Severity::kError : before == 1 ? Severity::kWarning : Severity::kInfo;
+}
+
 void SaveJob::Settle(Status status) {
   settled_ = true;
   if (coordination_->folder() != nullptr) attempt_ = coordination_->folder()->uuid();
   const SavePlan& plan = task_->plan();
   const bool in_memory = context_.parts.in_memory;
   if (status.ok()) {
+    context_.drains_failed = 0;
     if (plan.admitted)
       context_.parts.ledger->Committed(plan, coordination_->folder()->uuid(), writer_->nonfinite(), writer_->frozen());
     writer_->RememberKept();
@@ -290,9 +300,8 @@ void SaveJob::Settle(Status status) {
       context_.parts.ledger->Withdraw(plan);
     }
     if (context_.parts.admitted_by != nullptr && plan.admitted) context_.parts.admitted_by->Withdraw(plan);
-    const bool wanted = status.code() == StatusCode::kCancelled;
     context_.Notify({.kind = EventKind::kSaveFailed,
-                     .severity = wanted ? Severity::kInfo : Severity::kError,
+                     .severity = SeverityOf(status),
                      .step = plan.step,
                      .status = status,
                      .message = status.message(),

@@ -113,6 +113,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void SettleFailure();
   void Move();
   void Settle(Status status);
+  [[nodiscard]] Severity SeverityOf(const Status& failure);
   void End(Status status);
   void OnBug(Status bug);
 

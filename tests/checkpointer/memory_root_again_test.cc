@@ -181,6 +181,21 @@ TEST_F(MemoryRootAgain, ItMayBeRemovedInstead) {
   EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1));
 }
 
+// All are kept.
+TEST_F(MemoryRootAgain, AFullDiskIsSaidOnce) {
+  const auto checkpointer = Open();
+  ASSERT_NE(checkpointer, nullptr);
+  FailDrains();
+  for (std::uint64_t step = 1; step <= 5; ++step) KeepAlone(*checkpointer, step);
+
+  EXPECT_THAT(Failed(),
+              ElementsAre(Severity::kError, Severity::kWarning, Severity::kInfo, Severity::kInfo, Severity::kInfo));
+  plan_->Clear();
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  EXPECT_TRUE(AwaitDurable(5));
+  EXPECT_FALSE(OnDisk(1));
+}
+
 // It went to the disk without being kept.
 TEST_F(MemoryRootAgain, WhatIsDueIsCountedFromTheLastThatTheDiskHas) {
   Options options = WithMemory();
