@@ -40,8 +40,8 @@ class Checkpointer:
       memory         a folder on tmpfs, such as "/dev/shm", where each save is kept first: then no save waits for the disk,
                      and the death of the process, unlike that of the machine, loses none. The disk gets the newest
                      whenever it is free; `restore` takes the newest of both. It takes max_in_flight + 2 times the state
-                     of memory, allocated by the first save; where that does not fit, a warning says what is missing, and
-                     saves go to the disk alone. For ranks of one node, and states in the CPU's memory
+                     of memory, allocated by the first save, and pinned for the GPUs that copy into it; where that does
+                     not fit, a warning says what is missing, and saves go to the disk alone. For ranks of one node
       disk_every     with `memory`: the disk gets a save only if its step is at least so many above that of the last one
                      that it got; 0: whenever it is free. `wait`, `drain` and `close` have it get the newest at once
       host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a

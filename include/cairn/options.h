@@ -100,10 +100,11 @@ struct Options {
   /// is damaged is passed over for the disk's copy of the same save. Pinned saves, and those of keep_every, go to the
   /// disk alone; of several ranks, those of rank 0.
   ///
-  /// Takes max_in_flight + 2 times the state of memory, allocated by the first Save, and again by one of a larger
-  /// state. Where that is more than the tmpfs, the machine or the control group has, an event says what is missing, and
-  /// saves go to the disk alone. For ranks of one node, all with the same memory_root, with checksums, and states in
-  /// the CPU's memory. What is frozen is written each time. Opened read_only, only reads look there.
+  /// Takes max_in_flight + 2 times the state of memory, allocated by the first Save, and again by one of a state of
+  /// another size. For GPUs it is pinned in that call, too: they copy into it, without staging_bytes. Where it is more
+  /// than the tmpfs, the machine or the control group has, or cannot be pinned, an event says so, and saves go to the
+  /// disk alone. For ranks of one node, all with the same memory_root, and with checksums. What is frozen is written
+  /// each time. Opened read_only, only reads look there.
   std::string memory_root = {};
   /// With memory_root: the disk gets a save only if its step is at least so many above that of the newest that it
   /// has; 0: whenever it is free. Whoever waits for the disk (Drain, SaveHandle::WaitDurable, the destructor) has it

@@ -30,7 +30,8 @@ class Devices {
   };
   /// Finds the device, and sets it up if that was not done yet: events, pinned pool, staging memory.
   Result<Found> Get(DeviceId id) CAIRN_EXCLUDES(mutex_);
-  /// Those with streams that are set up.
+  /// Those that are set up; and of these the ones with streams.
+  [[nodiscard]] std::vector<std::shared_ptr<Device>> Ready() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Device>> WithStreams() CAIRN_EXCLUDES(mutex_);
 
  private:

@@ -27,9 +27,6 @@ namespace {
 
 constexpr unsigned kFileMode = 0600;
 constexpr unsigned kFolderMode = 0700;
-// More than headers vary.
-constexpr std::uint64_t kMuchLess = 256U << 10;
-
 // Beside those of saves in flight: the newest that is kept, which waits, and the one that is drained.
 std::uint64_t SlotsOf(const Options& options) { return static_cast<std::uint64_t>(options.max_in_flight) + 2; }
 
@@ -70,13 +67,15 @@ bool IsLineOfRoot(const WriterRecord& disk, const WriterRecord& memory, const Ch
 
 std::pair<std::uint64_t, std::uint64_t> PlaceInTime(const CheckpointInfo& info) { return {info.line, info.step}; }
 
-/// Whether the next one would fail as well; not if it lies in the ranks' calls, or in that one of them is late.
+/// Whether the next one would fail as well; not if it lies in the ranks' calls, in that one of them is late, or in a
+/// GPU.
 bool MemoryFails(const Status& outcome, bool alone) {
   switch (outcome.code()) {
     case StatusCode::kOk:
     case StatusCode::kCancelled:
     case StatusCode::kInvalidArgument:
     case StatusCode::kDeadlineExceeded:
+    case StatusCode::kDeviceError:
       return false;
     case StatusCode::kAlreadyExists:
     case StatusCode::kFailedPrecondition:
@@ -205,7 +204,7 @@ Status MemoryRoot::Start() {
     CAIRN_RETURN_IF_ERROR(raw->CheckWriter());
     return raw->CheckPath();  // Under another path no start finds what is kept.
   };
-  engine.devices = {disk_.cpu};
+  engine.devices = disk_.devices;
   engine.pool = disk_.pool;
   engine.workers = disk_.workers;
   engine.ledger = leads() ? &ledger_ : nullptr;
@@ -220,6 +219,8 @@ Status MemoryRoot::Start() {
   engine.group = disk_.group;
   if (!alone()) engine.group = std::make_shared<PrefixedGroup>(disk_.group, "memory/");
   CAIRN_ASSIGN_OR_RETURN(engine_, Engine::Start(std::move(engine)));
+  slots_ = std::make_unique<MemorySlots>(root_->at(), static_cast<std::uint64_t>(disk_.group->rank()),
+                                         SlotsOf(disk_.options), engine_->mapped_files(), disk_.options.on_event);
   if (alone()) return Status::Ok();
   BeginRoom();
   // What killed runs have left is gone before any rank looks for slots.
@@ -316,22 +317,15 @@ void MemoryRoot::DrainFound() {
   drains_.Keep(task, attempt);
 }
 
-Status MemoryRoot::Allocate(std::uint64_t bytes) {
-  Status allocated = AllocateSlots(root_->at(), static_cast<std::uint64_t>(disk_.group->rank()), SlotsOf(disk_.options),
-                                   bytes, engine_->mapped_files());
-  if (allocated.ok()) slot_bytes_ = bytes;
-  return allocated;
-}
-
 void MemoryRoot::BeginRoom() {
   room_ = std::make_shared<RoomOfRanks>(disk_.group, rounds_++);
   room_->Begin();
   said_room_ = refused_room_ = false;
 }
 
-Result<bool> MemoryRoot::AgreeOnRoom(std::uint64_t bytes) {
+Result<bool> MemoryRoot::AgreeOnRoom(const SlotNeed& need) {
   while (!agreed_) {
-    if (!std::exchange(said_room_, true)) room_->Say(Allocate(bytes));
+    if (!std::exchange(said_room_, true)) room_->Say(slots_->Make(need));
     const std::optional<Status> all = room_->Verdict(Deadline::In(disk_.options.group_timeout));
     if (!all) {
       return Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
@@ -345,11 +339,12 @@ Result<bool> MemoryRoot::AgreeOnRoom(std::uint64_t bytes) {
     }
     agreed_ = all->ok();
     if (!all->ok()) {
-      FreeSlots(root_->at(), static_cast<std::uint64_t>(disk_.group->rank()), SlotsOf(disk_.options));
+      slots_->Free();
       TurnOff(*all);
       return false;
     }
   }
+  CAIRN_RETURN_IF_ERROR(slots_->Pin(need.devices));
   // Other ranks hear from rank 0 what is not kept any more, and then it goes to the disk.
   if (off_ && leads() && !std::exchange(told_off_, true)) engine_->AnnounceOff();
   return !off_ || !leads();
@@ -363,33 +358,34 @@ void MemoryRoot::RefuseRoom(const Status& why) {
   room_->Say(Error(StatusCode::kCancelled, "its save was refused: {}", why.message()));
 }
 
-Result<bool> MemoryRoot::MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline) {
+Result<bool> MemoryRoot::MakeRoom(const SlotNeed& need, Deadline deadline) {
   if (gone()) return false;
-  // Headers vary a little from save to save.
-  const std::uint64_t needed = AlignUp(bytes, kBlock) + AlignUp(header + header / 4, std::uint64_t{64} << 10);
-  if (!alone() && (!agreed_ || off_)) return AgreeOnRoom(needed);
-  // A save cuts its slot to its own length.
-  if (needed + kMuchLess < slot_bytes_) slot_bytes_ = needed;
-  while (slot_bytes_ < needed) {
+  if (!alone() && (!agreed_ || off_)) {
+    Result<bool> agreed = AgreeOnRoom(need);
+    slot_bytes_ = slots_->LengthFor(need);
+    return agreed;
+  }
+  while (!slots_->Fit(need)) {
     if (!engine_->WaitIdle(deadline)) {
       if (alone()) return false;
       return Error(StatusCode::kDeadlineExceeded,
-                   "memory_root: {} all through full_timeout, and a larger state needs "
-                   "larger slots",
+                   "memory_root: {} all through full_timeout, and a state of another size needs other slots",
                    engine_->Busy());
     }
     MutexLock lock(slots_mutex_);
     if (!engine_->WaitIdle(Deadline::In({}))) continue;
-    if (const Status allocated = Allocate(needed); !allocated.ok()) {
-      if (!alone()) return allocated;
-      TurnOff(allocated);
+    if (const Status made = slots_->Make(need); !made.ok()) {
+      if (!alone()) return made;
+      TurnOff(made);
       return false;
     }
   }
+  slot_bytes_ = slots_->LengthFor(need);
   return true;
 }
 
 Status MemoryRoot::Accept(SavePlan& plan, Deadline deadline) {
+  plan.slot_bytes = slot_bytes_;
   if (!leads()) return Status::Ok();
   CAIRN_RETURN_IF_ERROR(ledger_.Accept(plan, deadline));
   plan.attempt = MakeUuid();
@@ -404,6 +400,7 @@ void MemoryRoot::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) 
 void MemoryRoot::TurnOff(const Status& why) {
   if (off_.exchange(true)) return;
   engine_->EndSpares();
+  engine_->mapped_files().Clear();
   Notify({.severity = Severity::kWarning,
           .status = why,
           .message =

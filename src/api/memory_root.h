@@ -9,6 +9,7 @@
 
 #include "api/memory_drains.h"
 #include "api/memory_ranks.h"
+#include "api/memory_slots.h"
 #include "base/mutex.h"
 #include "cairn/checkpointer.h"
 #include "engine/engine.h"
@@ -45,7 +46,8 @@ class MemoryRoot {
     WorkerPool* workers = nullptr;
     Trace* trace = nullptr;
     Metrics* metrics = nullptr;
-    std::shared_ptr<Device> cpu;
+    /// Those that are set up.
+    std::vector<std::shared_ptr<Device>> devices;
     std::shared_ptr<Group> group;
     IoQueueFactory queue;
   };
@@ -71,11 +73,10 @@ class MemoryRoot {
   /// Saves are kept. No more after a failure of the memory, or where it has no room.
   [[nodiscard]] bool in_use() const { return !off_; }
 
-  /// Before a save of so many bytes with a header of about that length: whether it is to be submitted here. Allocates
-  /// the slots, or larger ones. Of several ranks all have the first ones, or none; an error if that is not known in
-  /// time, or if a later save finds no room for larger ones: whose failure ends keeping on all. One call at a time.
-  [[nodiscard]] Result<bool> MakeRoom(std::uint64_t bytes, std::uint64_t header, Deadline deadline)
-      CAIRN_EXCLUDES(slots_mutex_);
+  /// Before a save: whether it is to be submitted here. Makes the slots, or others. Of several ranks all have the first
+  /// ones, or none; an error if that is not known in time, or if a later save finds no room for other ones: whose
+  /// failure ends keeping on all. One call at a time.
+  [[nodiscard]] Result<bool> MakeRoom(const SlotNeed& need, Deadline deadline) CAIRN_EXCLUDES(slots_mutex_);
   /// Instead of that, if this rank's save is refused before all are known to have room: then no rank keeps that save.
   void RefuseRoom(const Status& why);
   /// Of several ranks: all keep their saves, so that a save that one of them gives up is to be said here.
@@ -85,7 +86,7 @@ class MemoryRoot {
   /// On rank 0 of several, before a save that all could keep is submitted to the disk's engine: the other ranks', which
   /// are submitted here, follow it there.
   void GiveToDisk(std::uint64_t step) { engine_->AnnounceToDisk(step); }
-  /// Takes a save that the disk's ledger has admitted. On other ranks than 0 it does nothing.
+  /// Takes a save for which there is room, and which the disk's ledger has admitted.
   [[nodiscard]] Status Accept(SavePlan& plan, Deadline deadline);
   /// Unless it is submitted.
   void Withdraw(const SavePlan& plan) { ledger_.Withdraw(plan); }
@@ -118,8 +119,7 @@ class MemoryRoot {
   [[nodiscard]] bool leads() const { return disk_.group->rank() == 0; }
   [[nodiscard]] bool alone() const { return disk_.group->size() == 1; }
   void BeginRoom();
-  [[nodiscard]] Status Allocate(std::uint64_t bytes);
-  [[nodiscard]] Result<bool> AgreeOnRoom(std::uint64_t bytes);
+  [[nodiscard]] Result<bool> AgreeOnRoom(const SlotNeed& need);
   void OnGone(const std::shared_ptr<SaveTask>& task, const Status& outcome, const std::string& attempt);
   void OnMoved(const std::shared_ptr<SaveTask>& task, bool off);
   void TurnOff(const Status& why);
@@ -141,13 +141,14 @@ class MemoryRoot {
   bool refused_room_ = false;
   // Rank 0 has told the others that it is off.
   bool told_off_ = false;
-  // Of a slot.
+  // The slot's length for the next save; of one caller of MakeRoom after the other.
   std::uint64_t slot_bytes_ = 0;
 
   MemoryDrains drains_;
   // While slots are allocated retention does not begin.
   Mutex slots_mutex_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<MemorySlots> slots_;
 };
 
 }  // namespace cairn

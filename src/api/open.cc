@@ -159,7 +159,6 @@ Status Checkpointer::Impl::OpenMemory(const Wiring& wiring) {
     if (of_rank0.writer_id.empty()) return Status::Ok();
   }
   if (options.memory_root.empty() || options.read_only) return Status::Ok();
-  CAIRN_ASSIGN_OR_RETURN(const Devices::Found cpu, devices->Get({}));
   // Nothing there waits for a disk, and no ring is needed for it.
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice queue, ChooseIoQueue(IoQueueKind::kThreads, options.queue_depth));
   CAIRN_ASSIGN_OR_RETURN(
@@ -174,7 +173,7 @@ Status Checkpointer::Impl::OpenMemory(const Wiring& wiring) {
                         .workers = &workers,
                         .trace = &trace,
                         .metrics = metrics.get(),
-                        .cpu = cpu.device,
+                        .devices = devices->Ready(),
                         .group = group,
                         .queue = wiring.wrap_memory_queue ? wiring.wrap_memory_queue(queue.factory) : queue.factory}));
   return Status::Ok();

@@ -169,25 +169,21 @@ Result<bool> Checkpointer::Impl::CanKeep(bool due, const TensorTable& table, con
   if (memory == nullptr || memory->gone() || (due && group->size() == 1)) return false;
   if (due && group->rank() == 0 && memory->shared()) return true;  // It needs no room.
   // A header has, in JSON, of each tensor its name (maybe of a part, too) and numbers, and the values, escaped.
-  std::uint64_t header = 9 * DivideUp(table.bytes(), kChecksumBlock);
-  std::uint64_t bytes = table.bytes();
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    const TensorEntry& tensor = table[i];
-    if (!due && (tensor.device.kind != DeviceKind::kCpu || tensor.written_by_streams)) {
-      return Error(StatusCode::kInvalidArgument,
-                   "memory_root: expected tensors in the CPU's memory, which no GPU writes, found \"{}\" {}",
-                   tensor.name, tensor.written_by_streams ? "in pinned memory" : "on " + ToString(tensor.device));
-    }
-    header += 512 + 4 * tensor.name.size();
-  }
+  SlotNeed need{.data = table.bytes(), .header = 9 * DivideUp(table.bytes(), kChecksumBlock)};
+  for (std::size_t i = 0; i < table.size(); ++i) need.header += 512 + 4 * table[i].name.size();
   for (const auto& [name, value] : values) {
     const Json* const json = std::get_if<Json>(&value);
     const std::string* const text = std::get_if<std::string>(&value);
     const std::size_t length = json != nullptr ? json->text.size() : text != nullptr ? text->size() : 0;
-    header += 64 + 2 * name.size() + (length < kLongValueBytes || text != nullptr ? 2 * length : 0);
-    if (json != nullptr && length >= kLongValueBytes) bytes += length;
+    need.header += 64 + 2 * name.size() + (length < kLongValueBytes || text != nullptr ? 2 * length : 0);
+    if (json != nullptr && length >= kLongValueBytes) need.long_values += length;
   }
-  return memory->MakeRoom(bytes, header, Deadline::In(options.full_timeout));
+  need.data += need.long_values;
+  for (const DeviceId id : table.devices()) {
+    CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, GetDevice(id));
+    if (device->has_streams()) need.devices.push_back(std::move(device));
+  }
+  return memory->MakeRoom(need, Deadline::In(options.full_timeout));
 }
 
 Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exists, Engine& saver) {

@@ -1,5 +1,6 @@
 // What calls set up on first use, because Open was not told of it: devices.
 #include "api/checkpointer_impl.h"
+#include "api/memory_root.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 #include "engine/engine.h"
@@ -29,6 +30,7 @@ Result<std::shared_ptr<Device>> Checkpointer::Impl::SetUpDevice(DeviceId id, boo
     CAIRN_ASSIGN_OR_RETURN(found, devices->Get(id));
     if (!found.fresh || engine == nullptr) return found.device;
     engine->AddDevice(found.device, found.staging);
+    if (memory != nullptr) memory->engine().AddDevice(found.device, nullptr);
   }
   WarnWithoutGpuChecksums(*found.device);
   if (late) {

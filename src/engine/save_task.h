@@ -45,6 +45,8 @@ struct SavePlan {
   bool found = false;
   /// The disk's save of what is kept in memory as the same attempt, on all ranks.
   bool drain = false;
+  /// In memory: the length of its slot, in whole blocks, which its shard fills.
+  std::uint64_t slot_bytes = 0;
   /// Committed pinned.
   bool pin = false;
   /// How long it may wait for its release; zero: it needs none.

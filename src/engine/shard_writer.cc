@@ -69,9 +69,12 @@ void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
                                      context_.parts.options.checksums, of_kept);
     };
     const ShardHeader header = header_of(false);
+    // In memory the shard has the length of its slot, and the header what its data leave of that.
+    const std::uint64_t data = AlignUp(task_.snapshot().shard_bytes(), kBlock);
+    const std::uint64_t slot = context_.parts.in_memory ? std::max(task_.plan().slot_bytes, data) : data;
     const bool indexed = group.rank() == 0 && group.size() > 1;
-    auto planned = std::make_shared<Planned>(
-        Planned{.header = ShardHeaderWriter::Make(header), .index_run = indexed ? EncodeIndexRun(header) : ""});
+    auto planned = std::make_shared<Planned>(Planned{.header = ShardHeaderWriter::Make(header, slot - data),
+                                                     .index_run = indexed ? EncodeIndexRun(header) : ""});
     if (task_.snapshot().kept_bytes() != 0) {
       const ShardHeader kept = header_of(true);
       planned->kept_header = ShardHeaderWriter::Make(kept);

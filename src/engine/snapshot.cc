@@ -180,7 +180,7 @@ std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t
     const std::uint64_t to = std::min(end, offsets_[place + 1]);
     if (from == to) continue;  // No elements.
     const std::uint32_t i = order[place];
-    pieces.push_back({IsText(i) ? DeviceId{} : (*table_)[i].device,
+    pieces.push_back({IsText(i) || copy_ != nullptr ? DeviceId{} : (*table_)[i].device,
                       {.tensor = source_[place],
                        .begin = from - offsets_[place],
                        .end = to - offsets_[place],

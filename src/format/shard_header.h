@@ -87,8 +87,8 @@ class ShardHeaderWriter {
   /// tensors and metadata. InvalidArgument, naming the tensor, for what readers would refuse: a header above
   /// kMaxHeaderBytes (names its size); a tensor named __metadata__; names that are duplicate or not UTF-8; offsets that
   /// are not contiguous from 0; parts beyond their global shape; aliases of unknown tensors; invalid values.
-  /// ResourceExhausted without memory.
-  [[nodiscard]] static Result<ShardHeaderWriter> Make(const ShardHeader& header);
+  /// ResourceExhausted without memory. Pads it to `room`, a multiple of 4096, if it is shorter.
+  [[nodiscard]] static Result<ShardHeaderWriter> Make(const ShardHeader& header, std::uint64_t room = 0);
 
   /// The offset of the data: the length of bytes(), a multiple of 4096.
   [[nodiscard]] std::uint64_t data_begin() const { return size_; }

@@ -228,7 +228,7 @@ std::size_t AppendMetadata(std::string& out, const ShardHeader& header, const st
 
 }  // namespace
 
-Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
+Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header, std::uint64_t room) {
   CAIRN_RETURN_IF_ERROR(CheckTensors(header));
   CAIRN_RETURN_IF_ERROR(CheckNames(header));
   CAIRN_RETURN_IF_ERROR(CheckLongValues(header));
@@ -260,7 +260,7 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
     AppendTensor(out, DType::kU8, {static_cast<std::int64_t>(value.end - value.begin)}, value.begin, value.end);
   }
   out += '}';
-  out.append(AlignUp(out.size(), kBlock) - out.size(), ' ');
+  out.append(std::max(AlignUp(out.size(), kBlock), room) - out.size(), ' ');
 
   const std::uint64_t length = out.size() - kLengthWord;
   if (length > kMaxHeaderBytes) {

@@ -121,7 +121,8 @@ bool CannotLink(int error) {
 Attempt::Attempt(IoQueue& queue, AttemptSpec spec)
     : queue_(queue),
       spec_(std::move(spec)),
-      spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled, spec_.mapped),
+      spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled, spec_.mapped,
+             spec_.file_bytes),
       shard_(FileSpec(ShardName(spec_.shard), spec_.file_bytes)) {
   if (spec_.kept) kept_.emplace(FileSpec(spec_.kept->name, spec_.kept->bytes));
 }
@@ -305,7 +306,12 @@ IoTask<Status> Attempt::MakeFiles() {
     CAIRN_CO_RETURN_IF_ERROR(co_await shard_.WriteAt(0, kZeros));
     ReleaseLease(shard_.fd());
   }
-  CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(shard_));
+  // A slot keeps its length: its pages may be pinned.
+  if (recycled() && spec_.mapped != nullptr) {
+    shard_.HasLength(spare_.length());
+  } else {
+    CAIRN_CO_RETURN_IF_ERROR(co_await Allocate(shard_));
+  }
   if (kept_) {
     Status begun = co_await BeginKept();
     kept_failed_ = spec_.kept->linked != nullptr && !begun.ok();
@@ -475,6 +481,10 @@ IoTask<Status> Attempt::AbandonTask() {
     Status closed = co_await shard_.Close();
     if (kept_ && closed.ok()) closed = co_await kept_->Close();
     co_return closed;
+  }
+  // A slot is for the next save: nothing writes into it any more.
+  for (std::size_t i = 0; i < spare_.room().paths.size() && recycled() && spec_.mapped != nullptr; ++i) {
+    if ((co_await io::Rename(shard_.path(), spare_.room().paths[i], RenameMode::kNoReplace)).ok()) break;
   }
   Status first = co_await shard_.Remove();
   if (kept_) {

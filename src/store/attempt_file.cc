@@ -79,7 +79,7 @@ IoTask<Status> AttemptFile::Write(std::uint64_t offset, Bytes memory) {
 
 IoTask<Status> AttemptFile::WriteHeader(Bytes header) {
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(0, header));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Truncate(fd_, path().text(), spec_.bytes));
+  if (length_ != spec_.bytes) CAIRN_CO_RETURN_IF_ERROR(co_await io::Truncate(fd_, path().text(), spec_.bytes));
   bytes_written_ += header.size();
   co_return Status::Ok();
 }

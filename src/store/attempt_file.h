@@ -35,7 +35,7 @@ class AttemptFile {
   [[nodiscard]] const PathAt& path() const { return spec_.path; }
   /// A spare that takes its place is opened into it.
   [[nodiscard]] UniqueFd& fd() { return fd_; }
-  /// The file's length until its header is written.
+  /// The length of its blocks.
   [[nodiscard]] std::uint64_t laid_out() const { return laid_out_; }
   [[nodiscard]] bool direct() const { return direct_ != Direct::kRefused; }
   [[nodiscard]] std::uint64_t bytes_written() const { return bytes_written_; }
@@ -48,11 +48,13 @@ class AttemptFile {
   IoTask<Status> Make();
   /// Its blocks.
   IoTask<IoResult> Allocate();
+  /// Instead of that: it is open, has all its blocks, and is so long.
+  void HasLength(std::uint64_t bytes) { length_ = bytes; }
   /// Writes memory at an offset: 4096-aligned, as are address and length.
   IoTask<Status> Write(std::uint64_t offset, Bytes memory);
   /// The same, uncounted, and not yet on its way to the disk where writes are buffered.
   IoTask<Status> WriteAt(std::uint64_t offset, Bytes memory);
-  /// Truncates the padded tail.
+  /// Truncates the padded tail, if there is one.
   IoTask<Status> WriteHeader(Bytes header);
   /// Of a file of this length, which is open there: all of it.
   IoTask<Status> CopyFrom(const UniqueFd& source);
@@ -78,6 +80,8 @@ class AttemptFile {
   Direct direct_ = Direct::kUntried;
   bool made_ = false;
   std::uint64_t bytes_written_ = 0;
+  // See HasLength.
+  std::optional<std::uint64_t> length_;
   UniqueFd fd_;
   std::optional<HiddenFromChildren> hidden_;
 };

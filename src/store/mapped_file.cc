@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "base/bytes.h"
@@ -13,14 +14,34 @@
 namespace cairn {
 namespace {
 
-// More is mapped than the file has, so that one that is a little longer the next time needs no other mapping.
-std::uint64_t MappedBytes(std::uint64_t bytes) { return AlignUp(bytes + bytes / 8, std::uint64_t{2} << 20); }
-
 UniqueFd Duplicate(const UniqueFd& fd) { return UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
+
+UniqueFd Open(const PathAt& path) {
+  return UniqueFd(::openat(path.directory(), path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+}
 
 }  // namespace
 
-MappedFile::~MappedFile() { ::munmap(data_, bytes_); }
+MappedFile::~MappedFile() {
+  if (::getpid() != owner_) return;
+  for (const std::shared_ptr<Device>& device : pinned_with_) device->UnpinMemory(memory_);
+  ::munmap(memory_.data(), memory_.size());
+}
+
+Status MappedFile::PinWith(const std::shared_ptr<Device>& device) {
+  CAIRN_RETURN_IF_ERROR(device->PinMemory(memory_));
+  pinned_with_.push_back(device);
+  return Status::Ok();
+}
+
+Result<std::shared_ptr<MappedFile>> MappedFiles::Map(const PathAt& path, std::uint64_t bytes) {
+  UniqueFd open = cairn::Open(path);
+  if (!open.valid()) return ErrnoStatus(errno, "opening " + path.text());
+  MutexLock lock(mutex_);
+  struct stat found {};
+  if (::fstat(open.get(), &found) != 0) return ErrnoStatus(errno, "stat of " + path.text());
+  return MapInode(path, found.st_ino, std::move(open), bytes);
+}
 
 Result<std::shared_ptr<MappedFile>> MappedFiles::Map(const PathAt& path, const UniqueFd& open, std::uint64_t bytes) {
   MutexLock lock(mutex_);
@@ -31,21 +52,51 @@ Result<std::shared_ptr<MappedFile>> MappedFiles::Map(const PathAt& path, const U
   });
   if (!IsSameFile(path, open)) return Error(StatusCode::kCorrupt, "{}: replaced while it was written", path);
   if (::fstat(open.get(), &found) != 0) return ErrnoStatus(errno, "stat of " + path.text());
-  const auto file = files_.find(found.st_ino);
-  if (file != files_.end() && file->second->bytes_ >= bytes) return file->second;
-  // The open one may be for writing alone, which no mapping permits.
-  const int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-  UniqueFd fd =
-      file != files_.end() ? Duplicate(file->second->fd_) : UniqueFd(::openat(path.directory(), path.c_str(), flags));
-  files_.erase(found.st_ino);
+  return MapInode(path, found.st_ino, UniqueFd(), bytes);
+}
+
+Result<std::shared_ptr<MappedFile>> MappedFiles::MapInode(const PathAt& path, ino_t inode, UniqueFd fd,
+                                                          std::uint64_t bytes) {
+  // Not more than it has: there is nothing to pin behind its end.
+  const std::uint64_t mapped = AlignUp(bytes, kBlock);
+  if (const auto file = files_.find(inode); file != files_.end()) {
+    if (file->second->memory_.size() == mapped) return file->second;
+    fd = Duplicate(file->second->fd_);
+    files_.erase(file);
+  }
+  // The one that an attempt has open may be for writing alone, which no mapping permits.
+  if (!fd.valid()) fd = cairn::Open(path);
   if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
-  const std::uint64_t mapped = MappedBytes(bytes);
   void* const at = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED) return ErrnoStatus(errno, "mapping " + path.text());
-  std::shared_ptr<MappedFile> made(new MappedFile(std::move(fd), static_cast<std::byte*>(at), mapped));
+  std::shared_ptr<MappedFile> made(new MappedFile(std::move(fd), {static_cast<std::byte*>(at), mapped}));
   if (::madvise(at, mapped, MADV_DONTFORK) != 0) return ErrnoStatus(errno, "mapping " + path.text());
-  files_.emplace(found.st_ino, made);
+  for (const std::shared_ptr<Device>& device : devices_) CAIRN_RETURN_IF_ERROR(made->PinWith(device));
+  files_.emplace(inode, made);
   return made;
+}
+
+Status MappedFiles::PinWith(const std::shared_ptr<Device>& device) {
+  MutexLock lock(mutex_);
+  for (const auto& [inode, file] : files_) CAIRN_RETURN_IF_ERROR(file->PinWith(device));
+  devices_.push_back(device);
+  return Status::Ok();
+}
+
+bool MappedFiles::IsPinnedWith(const std::shared_ptr<Device>& device) const {
+  MutexLock lock(mutex_);
+  return std::ranges::find(devices_, device) != devices_.end();
+}
+
+void MappedFiles::Clear() {
+  MutexLock lock(mutex_);
+  files_.clear();
+  cleared_ = true;
+}
+
+bool MappedFiles::cleared() const {
+  MutexLock lock(mutex_);
+  return cleared_;
 }
 
 UniqueFd MappedFiles::Open(const PathAt& path) const {

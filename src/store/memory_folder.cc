@@ -52,22 +52,30 @@ std::string FolderIn(const std::string& memory_root, const std::string& root_id)
 }
 
 struct Slot {
+  // Its folder, and the shard in it.
+  PathAt folder;
   PathAt path;
-  std::uint64_t allocated = 0;
-  // Of no checkpoint: it may be extended now.
+  // Of no checkpoint: it may be removed.
   bool spare = false;
+  // Its length is the wanted one, and all its blocks are allocated.
+  bool fits = false;
 };
 
-Result<std::vector<Slot>> FindSlots(const PathAt& root, std::uint64_t rank) {
+Result<std::vector<Slot>> FindSlots(const PathAt& root, std::uint64_t rank, std::uint64_t bytes) {
   std::vector<Slot> slots;
   CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(root));
   for (const FolderEntry& entry : entries) {
     if (!entry.directory || (!IsSpareName(entry.name) && !ParseStepName(entry.name))) continue;
-    const PathAt path = JoinPath(JoinPath(root, entry.name), ShardName(rank));
+    const PathAt folder = JoinPath(root, entry.name);
+    const PathAt path = JoinPath(folder, ShardName(rank));
     struct stat found {};
     if (::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    slots.push_back(
-        {path, static_cast<std::uint64_t>(found.st_blocks) * kBlockOfStat, /*spare=*/IsSpareName(entry.name)});
+    const auto size = static_cast<std::uint64_t>(found.st_size);
+    const bool allocated = static_cast<std::uint64_t>(found.st_blocks) * kBlockOfStat >= bytes;
+    slots.push_back({.folder = folder,
+                     .path = path,
+                     .spare = IsSpareName(entry.name),
+                     .fits = S_ISREG(found.st_mode) && allocated && IsSlotFor(size, bytes)});
   }
   return slots;
 }
@@ -89,12 +97,10 @@ Status CheckMemory(const PathAt& root, std::uint64_t slots, std::uint64_t bytes,
                of_group ? limit->file : "the machine", HumanBytes(available));
 }
 
-UniqueFd OpenSlot(const PathAt& path, int more_flags) {
-  const int flags = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more_flags;
-  return UniqueFd(::openat(path.directory(), path.c_str(), flags, kSlotMode));
-}
-
-Status Extend(const UniqueFd& fd, const PathAt& path, std::uint64_t bytes) {
+Status MakeFile(const PathAt& path, std::uint64_t bytes) {
+  constexpr int kFlags = O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC;
+  const UniqueFd fd(::openat(path.directory(), path.c_str(), kFlags, kSlotMode));
+  if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
   int error = 0;
   do {
     error = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
@@ -102,18 +108,12 @@ Status Extend(const UniqueFd& fd, const PathAt& path, std::uint64_t bytes) {
   return error == 0 ? Status::Ok() : ErrnoStatus(error, fmt::format("allocating {} bytes of {}", bytes, path));
 }
 
-/// False if another process has it open: one of an earlier run that has not ended.
-Result<bool> ExtendSpare(const Slot& slot, std::uint64_t bytes, const MappedFiles& mapped) {
-  UniqueFd fd = mapped.Open(slot.path);
-  const bool own = fd.valid();
-  if (!own) fd = OpenSlot(slot.path, 0);
-  if (!fd.valid() && errno == EWOULDBLOCK) return false;
-  if (!fd.valid()) return ErrnoStatus(errno, "opening " + slot.path.text());
-  if (!own) {
-    if (!TakeLease(fd, slot.path.text()).ok()) return false;
-    ReleaseLease(fd);
-  }
-  if (slot.allocated < bytes) CAIRN_RETURN_IF_ERROR(Extend(fd, slot.path, bytes));
+/// Of a spare: false if another process has it open, one of an earlier run that has not ended.
+bool IsOwn(const PathAt& path, const MappedFiles& mapped) {
+  if (mapped.Open(path).valid()) return true;
+  const UniqueFd fd(::openat(path.directory(), path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd.valid() || !TakeLease(fd, path.text()).ok()) return false;
+  ReleaseLease(fd);
   return true;
 }
 
@@ -127,42 +127,38 @@ Status MakeSlot(const PathAt& folder, std::uint64_t rank, std::uint64_t bytes) {
   if (::mkdirat(folder.directory(), folder.c_str(), kOwnMode) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "creating " + folder.text());
   }
-  const PathAt path = JoinPath(folder, ShardName(rank));
-  const UniqueFd fd = OpenSlot(path, O_CREAT | O_EXCL);
-  if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
-  Status made = Extend(fd, path, bytes);
+  Status made = MakeFile(JoinPath(folder, ShardName(rank)), bytes);
   if (!made.ok()) RemoveSlot(folder, rank);
   return made;
 }
 
-Status AllocateMissing(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes,
-                       const MappedFiles& mapped) {
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<Slot> found, FindSlots(root, rank));
-  std::uint64_t missing = bytes * (slots - std::min<std::uint64_t>(slots, found.size()));
-  for (const Slot& slot : found) missing += bytes - std::min(bytes, slot.allocated);
-  CAIRN_RETURN_IF_ERROR(CheckMemory(root, slots, bytes, missing));
+Result<std::vector<PathAt>> AllocateMissing(const PathAt& root, std::uint64_t rank, std::uint64_t slots,
+                                            std::uint64_t bytes, const MappedFiles& mapped) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Slot> found, FindSlots(root, rank, bytes));
+  std::vector<PathAt> paths;
   std::set<std::string> taken;
   for (const Slot& slot : found) {
-    if (slot.spare) {
-      CAIRN_ASSIGN_OR_RETURN(const bool extended, ExtendSpare(slot, bytes, mapped));
-      if (!extended) {
-        ::unlinkat(slot.path.directory(), slot.path.c_str(), 0);
-        continue;
-      }
-    }
+    const bool fits = slot.fits && (!slot.spare || IsOwn(slot.path, mapped));
+    if (!fits && slot.spare) RemoveSlot(slot.folder, rank);
+    if (!fits) continue;
     taken.insert(slot.path.text());
+    paths.push_back(slot.path);
   }
+  const std::uint64_t missing = slots - std::min<std::uint64_t>(slots, paths.size());
+  CAIRN_RETURN_IF_ERROR(CheckMemory(root, slots, bytes, missing * AlignUp(bytes, kBlock)));
   std::vector<PathAt> made;
   Status status;
-  for (std::uint64_t number = 0; status.ok() && taken.size() + made.size() < slots && number < slots; ++number) {
+  for (std::uint64_t number = 0; status.ok() && paths.size() < slots && number < slots; ++number) {
     const PathAt folder = JoinPath(root, SpareName(number));
-    if (taken.contains(JoinPath(folder, ShardName(rank)).text())) continue;
+    const PathAt path = JoinPath(folder, ShardName(rank));
+    if (taken.contains(path.text())) continue;
     status = MakeSlot(folder, rank, bytes);
-    if (status.ok()) made.push_back(folder);
+    if (!status.ok()) continue;
+    made.push_back(folder);
+    paths.push_back(path);
   }
-  for (const PathAt& folder : made) {
-    if (!status.ok()) RemoveSlot(folder, rank);
-  }
+  if (status.ok()) return paths;
+  for (const PathAt& folder : made) RemoveSlot(folder, rank);
   return status;
 }
 
@@ -241,8 +237,8 @@ MemoryPlace FindMemoryPlace(const WriterRecord& root) {
   return {};
 }
 
-Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes,
-                     const MappedFiles& mapped) {
+Result<std::vector<PathAt>> AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots,
+                                          std::uint64_t bytes, const MappedFiles& mapped) {
   const PathAt self = JoinPath(root, ".");
   const UniqueFd alone(::openat(self.directory(), self.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!alone.valid()) return ErrnoStatus(errno, "opening " + root.text());
@@ -250,9 +246,10 @@ Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots
     if (errno != EINTR) return ErrnoStatus(errno, "locking " + root.text());
   }
   while (true) {
-    Status allocated = AllocateMissing(root, rank, slots, bytes, mapped);
+    Result<std::vector<PathAt>> allocated = AllocateMissing(root, rank, slots, bytes, mapped);
     // Rank 0 has made a spare of a checkpoint meanwhile.
-    const bool renamed = allocated.code() == StatusCode::kNotFound || allocated.code() == StatusCode::kAlreadyExists;
+    const StatusCode code = allocated.status().code();
+    const bool renamed = code == StatusCode::kNotFound || code == StatusCode::kAlreadyExists;
     if (!renamed || !IsSameFile(root, alone)) return allocated;
   }
 }

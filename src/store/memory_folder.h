@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "base/bytes.h"
 #include "cairn/status.h"
 #include "io/io_queue.h"
 #include "io/path_at.h"
@@ -36,13 +38,19 @@ namespace cairn {
 /// The same, if it lies directly in a mounted tmpfs.
 [[nodiscard]] MemoryPlace FindMemoryPlace(const WriterRecord& root);
 
-/// Allocates what is missing, so that there are `slots` shard files of the rank of `bytes` each, those of checkpoints
-/// and spares counted. NoSpace if the tmpfs, the machine's memory or that of the control group has less, and says what
-/// is missing: then what this call has made is gone again. Meanwhile no save of this rank may be in flight; of several
-/// ranks in this call one allocates after the other. A spare that another process than this (`mapped`) has open is of
-/// an earlier run that has not ended: it is removed, and another one made. Blocking.
-[[nodiscard]] Status AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots, std::uint64_t bytes,
-                                   const MappedFiles& mapped);
+/// Allocates what is missing, so that there are `slots` shard files of the rank of exactly `bytes` each, those of
+/// checkpoints and spares counted, and returns their paths. A slot never gets another length, because it may be pinned:
+/// spares of another one are removed, and those of checkpoints do not count. NoSpace if the tmpfs, the machine's memory
+/// or that of the control group has less, and says what is missing: then what this call has made is gone again.
+/// Meanwhile no save of this rank may be in flight; of several ranks in this call one allocates after the other. A
+/// spare that another process than this (`mapped`) has open is of an earlier run that has not ended: it is removed, and
+/// another one made. Blocking.
+[[nodiscard]] Result<std::vector<PathAt>> AllocateSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots,
+                                                        std::uint64_t bytes, const MappedFiles& mapped);
+/// Whether a slot of `bytes` takes a file of so many: its blocks are those that the file would have.
+[[nodiscard]] constexpr bool IsSlotFor(std::uint64_t bytes, std::uint64_t file_bytes) {
+  return AlignUp(bytes, kBlock) == AlignUp(file_bytes, kBlock);
+}
 /// Removes those of them that are spares.
 void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots);
 

@@ -9,6 +9,7 @@
 
 #include "base/status_macros.h"
 #include "store/locks.h"
+#include "store/memory_folder.h"
 #include "store/names.h"
 #include "store/paths.h"
 
@@ -40,6 +41,9 @@ Status CheckFile(const UniqueFd& fd, const std::string& path, unsigned file_mode
 
 Status CheckRecyclable(const PathAt& path, unsigned file_mode, const MappedFiles* mapped) {
   UniqueFd fd = mapped != nullptr ? mapped->Open(path) : UniqueFd();
+  if (!fd.valid() && mapped != nullptr && mapped->cleared()) {
+    return Error(StatusCode::kFailedPrecondition, "{}: a slot of another length", path);
+  }
   if (!fd.valid()) fd = UniqueFd(::openat(path.directory(), path.c_str(), kOpenFlags | O_CLOEXEC));
   // tmpfs before Linux 6.6.
   if (!fd.valid() && errno == EINVAL) {
@@ -53,8 +57,8 @@ Status CheckRecyclable(const PathAt& path, unsigned file_mode, const MappedFiles
 }
 
 Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned mode, OnNotRecycled not_recycled,
-             const MappedFiles* mapped)
-    : name_(std::move(name)), file_mode_(mode), not_recycled_(std::move(not_recycled)), mapped_(mapped) {
+             const MappedFiles* mapped, std::uint64_t bytes)
+    : name_(std::move(name)), file_mode_(mode), not_recycled_(std::move(not_recycled)), mapped_(mapped), bytes_(bytes) {
   // Removals fill the first folders first, so search from the last.
   for (std::uint64_t number = folders; number-- > 0;) folders_.push_back(JoinPath(root, SpareName(number)));
 }
@@ -80,7 +84,12 @@ Status Spare::CheckClaimed(const UniqueFd& fd) {
   CAIRN_RETURN_IF_ERROR(CheckFile(fd, path_.text(), file_mode_));
   CAIRN_RETURN_IF_ERROR(TakeLease(fd, path_.text()));
   struct stat found {};
-  if (::fstat(fd.get(), &found) == 0) allocated_ = static_cast<std::uint64_t>(found.st_blocks) * kStatBlock;
+  if (::fstat(fd.get(), &found) != 0) return ErrnoStatus(errno, "stat of " + path_.text());
+  allocated_ = static_cast<std::uint64_t>(found.st_blocks) * kStatBlock;
+  length_ = static_cast<std::uint64_t>(found.st_size);
+  if (mapped_ != nullptr && (!IsSlotFor(length_, bytes_) || allocated_ < bytes_)) {
+    return Error(StatusCode::kFailedPrecondition, "{}: expected a slot of {} bytes, found {}", path_, bytes_, length_);
+  }
   // Clear O_NONBLOCK: with it a ring fails writes that it cannot start at once.
   ::fcntl(fd.get(), F_SETFL, O_DIRECT);
   return Status::Ok();

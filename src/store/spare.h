@@ -39,9 +39,10 @@ struct SparePolicy {
 /// One rank's spare while it is taken into an attempt. Outlives the tasks.
 class Spare {
  public:
-  /// Searches the first `folders` spare folders of the root for the rank's `name`.
+  /// Searches the first `folders` spare folders of the root for the rank's `name`. Those that are mapped are slots: one
+  /// of another length than for a file of so many bytes is rejected.
   Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, OnNotRecycled not_recycled,
-        const MappedFiles* mapped);
+        const MappedFiles* mapped, std::uint64_t bytes);
 
   /// Opens and claims one, into `fd`. Never fails: a rejected one is unlinked, and the next is tried.
   IoTask<Status> Claim(UniqueFd& fd);
@@ -51,8 +52,9 @@ class Spare {
 
   [[nodiscard]] bool claimed() const { return stage_ == Stage::kClaimed; }
   [[nodiscard]] bool taken() const { return stage_ == Stage::kTaken; }
-  /// Of a claimed or taken one: its allocated bytes, its path, and the folder that it is or was in.
+  /// Of a claimed or taken one: its allocated bytes, its length, its path, and the folder that it is or was in.
   [[nodiscard]] std::uint64_t allocated() const { return claimed() || taken() ? allocated_ : 0; }
+  [[nodiscard]] std::uint64_t length() const { return length_; }
   [[nodiscard]] const PathAt& path() const { return path_; }
   [[nodiscard]] const PathAt& folder() const { return folder_; }
   [[nodiscard]] const UniqueFd& folder_fd() const { return folder_fd_; }
@@ -77,12 +79,14 @@ class Spare {
   const unsigned file_mode_;
   const OnNotRecycled not_recycled_;
   const MappedFiles* const mapped_;
+  const std::uint64_t bytes_;
   std::vector<PathAt> folders_;
   Room room_;
   Stage stage_ = Stage::kNone;
   PathAt folder_;
   PathAt path_;
   std::uint64_t allocated_ = 0;
+  std::uint64_t length_ = 0;
   UniqueFd folder_fd_;
 };
 

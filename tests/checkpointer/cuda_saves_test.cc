@@ -35,13 +35,12 @@ class CudaSaves : public testing::Test {
     fake_cuda::Reset();
   }
 
-  void Open(int driver_version = 13000, std::uint64_t staging_bytes = 0, const std::string& memory_root = {}) {
+  void Open(int driver_version = 13000, std::uint64_t staging_bytes = 0) {
     fake_cuda::SetDriverVersion(driver_version);
     std::string why_not;
     cuda_ = CudaUnderTest::Make(why_not);
     ASSERT_NE(cuda_, nullptr) << why_not;
     auto opened = Checkpointer::Open({.root = dir_ / "run",
-                                      .memory_root = memory_root,
                                       .host_memory_bytes = 8_MiB,
                                       .chunk_bytes = 1_MiB,
                                       .queue_depth = 2,
@@ -469,26 +468,6 @@ TEST_F(CudaSaves, AFenceOnOneGpuWaitsForTheCopiesOfAnotherWithoutHoldingTheHost)
     return Status::Ok();
   }),
             Status::Ok());
-}
-
-TEST_F(CudaSaves, AMemoryRootRefusesWhatAGpuWrites) {
-  const TempDir memory{"/dev/shm"};
-  Open(13000, 0, memory.path());
-  State on_gpu;
-  AddTensor(on_gpu, 100'000, 1);
-  State pinned;
-  const MutableBytes buffer = cuda_->MakeHostMemory(100'000);
-  ASSERT_EQ(pinned.Add("buffer", {.data = buffer.data(), .dtype = DType::kU8, .shape = {100'000}}), Status::Ok());
-  State plain;
-  std::vector<std::byte> bytes(100'000);
-  ASSERT_EQ(plain.Add("plain", {.data = bytes.data(), .dtype = DType::kU8, .shape = {100'000}}), Status::Ok());
-
-  EXPECT_THAT(checkpointer_->Save(1, on_gpu).status().message(), testing::HasSubstr("found \"t0\" on cuda:0"));
-  EXPECT_THAT(checkpointer_->Save(1, pinned).status().message(), testing::HasSubstr("found \"buffer\" in pinned"));
-  const auto save = checkpointer_->Save(1, plain);
-  ASSERT_TRUE(save.ok()) << save.status();
-  EXPECT_EQ(save->WaitKept(Deadline::In(kPatience)), Status::Ok());
-  EXPECT_GT(save->stats().kept.count(), 0);
 }
 
 }  // namespace

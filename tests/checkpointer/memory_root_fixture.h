@@ -128,9 +128,12 @@ class MemoryRootTest : public testing::Test {
   /// Another bit in the first block of the step's data.
   static void FlipBit(const std::string& folder, std::uint64_t rank = 0) {
     std::fstream file(folder + "/" + ShardName(rank), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(40'000);
+    std::uint64_t header = 0;
+    file.read(reinterpret_cast<char*>(&header), sizeof(header));
+    const auto at = static_cast<std::streamoff>(sizeof(header) + header + 30'000);
+    file.seekg(at);
     const char was = static_cast<char>(file.get());
-    file.seekp(40'000);
+    file.seekp(at);
     file.put(static_cast<char>(was ^ 1));
     EXPECT_TRUE(file.good());
   }

@@ -434,6 +434,7 @@ TEST_F(MemoryRootTest, ALargerStateGetsLargerSlots) {
   ASSERT_TRUE(save.ok()) << save.status();
   ASSERT_EQ(save->WaitKept(Soon()), Status::Ok());
   EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
+  ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
   EXPECT_EQ(checkpointer->stats().saves_kept, 2U);
   larger.Fill(8);
   ASSERT_TRUE(checkpointer->Restore(Latest(), larger.state()).ok());
@@ -445,12 +446,13 @@ TEST_F(MemoryRootTest, ALargerStateGetsLargerSlots) {
   const auto again = checkpointer->Save(10, larger.state());
   ASSERT_TRUE(again.ok()) << again.status();
   ASSERT_EQ(again->WaitKept(Soon()), Status::Ok());
+  ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
   EXPECT_EQ(ShardsIn(Folder()).second, blocks) << "all slots have room again";
 }
 
 TEST_F(MemoryRootTest, SlotsThatDoNotFitAreNotMade) {
   const TempDir folder{"/dev/shm"};
-  const Status status = AllocateSlots(PathAt(folder.path()), 0, 3, std::uint64_t{1} << 50, {});
+  const Status status = AllocateSlots(PathAt(folder.path()), 0, 3, std::uint64_t{1} << 50, {}).status();
   EXPECT_EQ(status.code(), StatusCode::kNoSpace);
   EXPECT_THAT(status.message(), HasSubstr("need 3.0 PiB more"));
   EXPECT_THAT(NamesIn(folder.path()), IsEmpty());
@@ -459,12 +461,12 @@ TEST_F(MemoryRootTest, SlotsThatDoNotFitAreNotMade) {
 TEST_F(MemoryRootTest, ASlotThatAnEarlierRunStillHoldsIsMadeAnew) {
   const TempDir folder{"/dev/shm"};
   constexpr std::uint64_t kBytes = 1U << 20;
-  ASSERT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, kBytes, {}), Status::Ok());
+  ASSERT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, kBytes, {}).status(), Status::Ok());
   const std::string held = folder / SpareName(1) + "/" + ShardName(0);
   const UniqueFd fd(::open(held.c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_EQ(TakeLease(fd, held), Status::Ok());
 
-  EXPECT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, 2 * kBytes, {}), Status::Ok());
+  EXPECT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, 2 * kBytes, {}).status(), Status::Ok());
 
   EXPECT_EQ(ShardsIn(folder.path()), std::make_pair(std::size_t{3}, 3 * 2 * kBytes / 512));
 }

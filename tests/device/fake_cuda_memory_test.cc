@@ -1,9 +1,11 @@
 // The driver's double itself: which memory a copy may touch, and what a capture forbids.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <thread>
 
+#include "base/unique_fd.h"
 #include "device/fake_cuda_fixture.h"
 
 namespace cairn {
@@ -103,6 +105,28 @@ TEST_F(FakeCudaMemory, CopyOfMemoryThatWasUnregisteredIsSticky) {
   fake_cuda::ReleaseWork();
 
   EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+TEST_F(FakeCudaMemory, OnlyPagesThatAreThereAreRegistered) {
+  const UniqueFd file(::memfd_create("short", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(file.get(), kPage), 0);
+  void* const at = ::mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+
+  EXPECT_EQ(cuda().mem_host_register(at, 2 * kPage, kMemHostRegisterPortable), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuda().mem_host_register(at, kPage, kMemHostRegisterPortable), CUDA_SUCCESS);
+
+  EXPECT_EQ(cuda().mem_host_unregister(at), CUDA_SUCCESS);
+  EXPECT_EQ(::munmap(at, 2 * kPage), 0);
+}
+
+TEST_F(FakeCudaMemory, UnmappingBeforeUnregisteringIsMisuse) {
+  void* const at = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_EQ(cuda().mem_host_register(at, kPage, kMemHostRegisterPortable), CUDA_SUCCESS);
+  ASSERT_EQ(::munmap(at, kPage), 0);
+
+  EXPECT_EQ(cuda().mem_host_unregister(at), CUDA_SUCCESS);
+
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("unmapped before")));
 }
 
 TEST_F(FakeCudaMemory, CopyBeyondAnAllocationIsSticky) {

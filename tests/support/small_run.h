@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,12 +10,10 @@
 #include "api/wiring.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
+#include "support/patience.h"
 #include "support/tensors.h"
 
 namespace cairn {
-
-/// A wait of a test: long enough for any machine, and a failure instead of a hang.
-[[nodiscard]] inline Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
 
 /// The smallest checkpointer: chunks of 1 MiB, two of them under way, a pool of four.
 [[nodiscard]] Options SmallOptions(const std::string& root);

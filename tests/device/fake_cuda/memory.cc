@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "device/fake_cuda/driver.h"
 
@@ -12,6 +14,11 @@ namespace {
 
 constexpr std::size_t kGpuBytes = 256U << 20;
 constexpr std::size_t kPage = 4096;
+#ifdef MADV_POPULATE_WRITE
+constexpr int kPopulate = MADV_POPULATE_WRITE;
+#else
+constexpr int kPopulate = 23;  // Linux 5.14.
+#endif
 
 std::size_t Pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 void* Pointer(CUdeviceptr at) { return reinterpret_cast<void*>(at); }
@@ -144,6 +151,9 @@ CUresult MemHostRegister(void* memory, std::size_t bytes, unsigned int flags) {
   if (Find(d.registered, at, bytes, &cut) != d.registered.end() || cut) {
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
+  // The driver pins every page: there are none behind the end of a file, and none where nothing is mapped.
+  const CUdeviceptr first = at / kPage * kPage;
+  if (::madvise(Pointer(first), at + bytes - first, kPopulate) != 0 && errno != EINVAL) return CUDA_ERROR_INVALID_VALUE;
   d.registered[at] = {bytes, current_contexts.back()->gpu, (flags & kMemHostRegisterDeviceMap) != 0};
   return CUDA_SUCCESS;
 }
@@ -151,8 +161,16 @@ CUresult MemHostRegister(void* memory, std::size_t bytes, unsigned int flags) {
 CUresult MemHostUnregister(void* memory) {
   FAKE_CUDA_ENTER("cuMemHostUnregister", kContext | kUnsafeBesideCapture);
   AwaitRunning(call.lock());
-  return driver().registered.erase(reinterpret_cast<CUdeviceptr>(memory)) == 0 ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
-                                                                               : CUDA_SUCCESS;
+  Driver& d = driver();
+  const auto found = d.registered.find(reinterpret_cast<CUdeviceptr>(memory));
+  if (found == d.registered.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  const CUdeviceptr first = found->first / kPage * kPage;
+  std::vector<unsigned char> resident(Pages(found->first + found->second.bytes - first) / kPage);
+  if (::mincore(Pointer(first), found->first + found->second.bytes - first, resident.data()) != 0) {
+    Misuse("cuMemHostUnregister: the memory was unmapped before");
+  }
+  d.registered.erase(found);
+  return CUDA_SUCCESS;
 }
 
 CUresult PointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** values, CUdeviceptr at) {
