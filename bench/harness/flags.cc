@@ -186,9 +186,11 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
   std::vector<std::string> sizes;
   CLI::App app("Trains at a set pace with one checkpointing strategy, and reports what the checkpoints cost");
-  app.add_option("--strategy", flags.strategy, "none, sync, torch-save, checkfreq, gpm, gemini, pccheck or cairn")
+  app.add_option("--strategy", flags.strategy,
+                 "none, sync, torch-save, checkfreq, gpm, gemini, pccheck, cairn or cairn-memory")
       ->required();
   app.add_option("--dir", flags.directory, "where to write: the run makes a directory in it")->required();
+  app.add_option("--memory", flags.memory, "the same on tmpfs, of cairn-memory")->capture_default_str();
   app.add_option("--device", flags.device,
                  "where the state is: cuda, emulated (in host memory), or auto: cuda if there is a GPU")
       ->capture_default_str();
@@ -214,7 +216,8 @@ Result<Flags> ParseFlags(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--iterations", flags.iterations)->capture_default_str();
   app.add_option("--warmup", flags.warmup, "first iterations, which are not counted")->capture_default_str();
-  app.add_option("--in-flight", flags.in_flight, "checkpoints in flight: pccheck, cairn")->capture_default_str();
+  app.add_option("--in-flight", flags.in_flight, "checkpoints in flight: pccheck, cairn, cairn-memory")
+      ->capture_default_str();
   app.add_option("--host-memory-bytes", flags.host_memory_bytes,
                  "pinned memory of pccheck and cairn; 0: twice the state")
       ->capture_default_str();
@@ -244,8 +247,9 @@ Result<Flags> ParseFlags(int argc, char** argv) {
                  "gemini's network; the default is what PCcheck's authors measured between two a2-highgpu-1g")
       ->capture_default_str();
   app.add_flag("--check", flags.check, "only check whether there is enough disk and memory");
-  app.add_flag("--resume", flags.resume,
-               "work in --dir itself, continue from the newest checkpoint there, and leave everything there");
+  app.add_flag(
+      "--resume", flags.resume,
+      "work in --dir and --memory themselves, continue from the newest checkpoint there, and leave everything there");
   app.add_option("--update-seconds", flags.update_seconds, "time of the optimizer step, after scaling; 0: measured")
       ->capture_default_str();
   app.add_option("--journal", flags.journal, "a file to which every iteration and save is appended as it happens");

@@ -14,6 +14,7 @@ namespace cairn::bench {
 struct Flags {
   std::string strategy;
   std::string directory;
+  std::string memory = "/dev/shm";            ///< On tmpfs, for cairn-memory.
   std::string device = "auto";                ///< Or "cuda", "emulated".
   std::string compute = "paced";              ///< Or "products", "trainer".
   std::string model = "custom";               ///< One known by name, which sets the state; or the trainer's.

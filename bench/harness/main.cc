@@ -1,7 +1,8 @@
 // One run of a paced training with one checkpointing strategy; prints a CSV row of what the checkpoints cost.
 //
-//   build/release/bin/bench_training --strategy none|sync|torch-save|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
-//       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
+//   build/release/bin/bench_training --strategy none|sync|torch-save|checkfreq|gpm|gemini|pccheck|cairn|cairn-memory
+//       --dir DIR [--memory DIR] [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N]
+//       [--iterations N] [--warmup N]
 //       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
 //       [--model NAME] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
 //       [--device auto|cuda|emulated]
@@ -42,10 +43,12 @@
 //          durable means: whole in the peer's memory (durable_means).
 //   cores  pccheck writes in a process of its own, which polls on one core, as its authors' does; what that process
 //          uses is in the row.
+//   memory cairn-memory keeps each save on tmpfs, in --memory, and the disk gets what it can take. Durable means: kept
+//          there, which the death of the process does not lose, and that of the machine does.
 //
-// Each run makes a directory of its own and removes it. --resume works in --dir itself: it compares the newest
-// checkpoint there with the state of its step, continues from it, and leaves everything there. At the end the page
-// cache of the files is dropped, the strategy is opened anew, as after a restart, and its newest checkpoint is
+// Each run makes a directory of its own and removes it. --resume works in --dir (and --memory) itself: it compares the
+// newest checkpoint there with the state of its step, continues from it, and leaves everything there. At the end the
+// page cache of the files is dropped, the strategy is opened anew, as after a restart, and its newest checkpoint is
 // restored: it must be the last one that was saved, and equal to the state of that step in every byte. Exit: 0; 1 if it
 // is not, and nothing is printed; 2 for bad input, too little disk or memory, or a failure; 77, with the reason, if
 // --device cuda, --disk pd-ssd, gemini's network or libtorch (which gemini and torch-save need) is unavailable.

@@ -22,11 +22,11 @@ namespace cairn::bench {
 namespace {
 
 // A directory of the run's own, removed with all it holds. Null where it resumes in the given one.
-Result<std::unique_ptr<TempDir>> MakeDirectory(const Flags& flags) {
+Result<std::unique_ptr<TempDir>> MakeDirectory(const Flags& flags, const std::string& in) {
   try {
-    return flags.resume ? nullptr : std::make_unique<TempDir>(flags.directory);
+    return flags.resume ? nullptr : std::make_unique<TempDir>(in);
   } catch (const std::system_error& error) {
-    return ErrnoStatus(error.code().value(), "making a directory in " + flags.directory);
+    return ErrnoStatus(error.code().value(), "making a directory in " + in);
   }
 }
 
@@ -51,7 +51,7 @@ Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
   const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(flags.in_flight));
   return CheckFits({.disk_bytes = copies * flags.state_bytes,
                     .memory_bytes = (flags.device == "cuda" ? 0 : flags.state_bytes) +
-                                    kind.host_bytes(flags.state_bytes, flags.host_memory_bytes)},
+                                    kind.host_bytes(flags.state_bytes, flags.host_memory_bytes, flags.in_flight)},
                    free, flags.state_bytes, flags.scale);
 }
 
@@ -155,7 +155,11 @@ Result<Run> Train(const Flags& flags) {
   if (flags.disk == "pd-ssd") {
     CAIRN_ASSIGN_OR_RETURN(limit, DiskLimit::Make(flags.directory, PdSsdRate(flags)));
   }
-  CAIRN_ASSIGN_OR_RETURN(const auto directory, MakeDirectory(flags));
+  CAIRN_ASSIGN_OR_RETURN(const auto directory, MakeDirectory(flags, flags.directory));
+  std::unique_ptr<TempDir> memory;
+  if (flags.strategy == "cairn-memory") {
+    CAIRN_ASSIGN_OR_RETURN(memory, MakeDirectory(flags, flags.memory));
+  }
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Gpu> gpu, MakeGpu(flags));
   run.flags.device = gpu->emulated() ? "emulated" : "cuda";
   std::unique_ptr<Products> products;
@@ -174,6 +178,7 @@ Result<Run> Train(const Flags& flags) {
               .iterations = flags.iterations,
               .warmup = flags.warmup};
   Workplace workplace{.directory = flags.resume ? flags.directory : directory->path(),
+                      .memory = memory != nullptr ? memory->path() : flags.memory,
                       .state = trainer != nullptr ? trainer->state() : *paced,
                       .gpu = *gpu,
                       .in_flight = flags.in_flight,

@@ -199,10 +199,10 @@ Status CheckRoomForNodes(const PipelineFlags& flags) {
   CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(run.directory));
   const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(run.in_flight));
   const std::uint64_t nodes = run.network == "hosts" ? 1 : kStages;
-  return CheckFits(
-      {.disk_bytes = nodes * copies * run.state_bytes,
-       .memory_bytes = nodes * (run.state_bytes + kind.host_bytes(run.state_bytes, run.host_memory_bytes))},
-      free, nodes * run.state_bytes, run.scale);
+  return CheckFits({.disk_bytes = nodes * copies * run.state_bytes,
+                    .memory_bytes = nodes * (run.state_bytes +
+                                             kind.host_bytes(run.state_bytes, run.host_memory_bytes, run.in_flight))},
+                   free, nodes * run.state_bytes, run.scale);
 }
 
 Status Launch(const PipelineFlags& flags, int argc, char** argv) {

@@ -46,7 +46,10 @@ class Cairn : public Strategy {
   bool saved_ = false;  // Since the last fence.
 };
 
-Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
+Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace, bool in_memory) {
+  if (in_memory && workplace.memory.empty()) {
+    return Error(StatusCode::kInvalidArgument, "cairn-memory: expected a directory on tmpfs, found none");
+  }
   Options options{.root = workplace.directory,
                   .keep_last = 1,
                   .max_in_flight = workplace.in_flight,
@@ -56,8 +59,10 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   options.group = workplace.group;
   options.group_timeout = kGroupTimeout;
   options.cuda_devices = {0};  // Set up at Open, as the other strategies' memory is.
-  options.on_event = [durable = workplace.durable](const Event& event) {
-    if (event.kind == EventKind::kSaveDurable) durable(*event.step);
+  if (in_memory) options.memory_root = workplace.memory;
+  const EventKind safe = in_memory ? EventKind::kSaveKept : EventKind::kSaveDurable;
+  options.on_event = [durable = workplace.durable, safe](const Event& event) {
+    if (event.kind == safe) durable(*event.step);
   };
   Wiring wiring;
   wiring.devices = [device = workplace.gpu.device()](WorkerPool&) -> Result<std::vector<std::shared_ptr<Device>>> {
@@ -89,8 +94,22 @@ StrategyKind CairnKind() {
               "given; checksums on",
           // The one that is kept, and one more for the next saves to be written over.
           .checkpoints_on_disk = [](int in_flight) { return in_flight + 2; },
-          .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes) { return host_memory_bytes; },
-          .open = Open};
+          .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes, int) { return host_memory_bytes; },
+          .open = [](const Workplace& workplace) { return Open(workplace, /*in_memory=*/false); }};
+}
+
+StrategyKind CairnMemoryKind() {
+  return {.name = "cairn-memory",
+          .tuning =
+              "as cairn, with memory_root on this machine's tmpfs: each save is kept there, and the disk gets the "
+              "newest whenever it is free; slots of the state's size for in_flight saves and two more",
+          .durable_means = "kept in the host's memory: lost with the machine, not with the process",
+          .checkpoints_on_disk = [](int in_flight) { return in_flight + 2; },
+          .host_bytes =
+              [](std::uint64_t state_bytes, std::uint64_t host_memory_bytes, int in_flight) {
+                return host_memory_bytes + static_cast<std::uint64_t>(in_flight + 2) * state_bytes;
+              },
+          .open = [](const Workplace& workplace) { return Open(workplace, /*in_memory=*/true); }};
 }
 
 }  // namespace cairn::bench

@@ -95,7 +95,7 @@ StrategyKind CheckFreqKind() {
           "persist in the background, written as by "
           "sync; the next save waits for it",
       .checkpoints_on_disk = [](int) { return 2; },
-      .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },
+      .host_bytes = [](std::uint64_t state_bytes, std::uint64_t, int) { return state_bytes; },
       .open = Open};
 }
 

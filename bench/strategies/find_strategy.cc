@@ -7,8 +7,8 @@
 namespace cairn::bench {
 
 Result<StrategyKind> FindStrategy(std::string_view name) {
-  const std::vector<StrategyKind> kinds{NoneKind(), SyncKind(),   TorchSaveKind(), CheckFreqKind(),
-                                        GpmKind(),  GeminiKind(), PcCheckKind(),   CairnKind()};
+  const std::vector<StrategyKind> kinds{NoneKind(),   SyncKind(),    TorchSaveKind(), CheckFreqKind(),  GpmKind(),
+                                        GeminiKind(), PcCheckKind(), CairnKind(),     CairnMemoryKind()};
   std::string names;
   for (const StrategyKind& kind : kinds) {
     if (kind.name == name) return kind;

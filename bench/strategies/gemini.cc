@@ -154,7 +154,7 @@ StrategyKind GeminiKind() {
           .needs_torch = true,
           .checkpoints_on_disk = [](int) { return 0; },
           // Two more in the peer, which is a process of this machine.
-          .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return 3 * state_bytes; },
+          .host_bytes = [](std::uint64_t state_bytes, std::uint64_t, int) { return 3 * state_bytes; },
           .open = Open};
 }
 

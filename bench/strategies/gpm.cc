@@ -59,7 +59,7 @@ StrategyKind GpmKind() {
               "the GPU copies into a mapped, laid-out file of two slots, written back in 16 pieces (of 4 to 64 "
               "MiB), each while the next is copied, then one msync; the training waits",
           .checkpoints_on_disk = [](int) { return kSlots; },
-          .host_bytes = [](std::uint64_t, std::uint64_t) { return std::uint64_t{0}; },
+          .host_bytes = [](std::uint64_t, std::uint64_t, int) { return std::uint64_t{0}; },
           .open = Open};
 }
 

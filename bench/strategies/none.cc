@@ -18,7 +18,7 @@ StrategyKind NoneKind() {
   return {.name = "none",
           .tuning = "no checkpoint",
           .checkpoints_on_disk = [](int) { return 0; },
-          .host_bytes = [](std::uint64_t, std::uint64_t) { return std::uint64_t{0}; },
+          .host_bytes = [](std::uint64_t, std::uint64_t, int) { return std::uint64_t{0}; },
           .open = [](const Workplace&) -> Result<std::unique_ptr<Strategy>> {
             return std::unique_ptr<Strategy>(std::make_unique<None>());
           }};

@@ -223,7 +223,7 @@ StrategyKind PcCheckKind() {
           "of its own; writer threads a checkpoint and checkpoints in flight as given, chunks as given or an eighth "
           "of the state, written back early, one msync; pinned memory of twice the state unless set",
       .checkpoints_on_disk = [](int in_flight) { return in_flight + 1; },
-      .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes) { return host_memory_bytes; },
+      .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes, int) { return host_memory_bytes; },
       .open = Open};
 }
 

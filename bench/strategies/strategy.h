@@ -41,6 +41,7 @@ class Strategy {
 /// What a strategy works with. Everything it refers to outlives it.
 struct Workplace {
   std::string directory;
+  std::string memory = {};  ///< A directory on tmpfs, which survives the process: cairn-memory.
   DeviceState& state;
   Gpu& gpu;
   int in_flight = 2;                           ///< For strategies with several checkpoints under way.
@@ -67,7 +68,7 @@ struct StrategyKind {
   bool networked = false;    ///< Its checkpoints go to a peer.
   bool needs_torch = false;  ///< Only bench_training_torch has it.
   int (*checkpoints_on_disk)(int in_flight) = nullptr;
-  std::uint64_t (*host_bytes)(std::uint64_t state_bytes, std::uint64_t host_memory_bytes) = nullptr;
+  std::uint64_t (*host_bytes)(std::uint64_t state_bytes, std::uint64_t host_memory_bytes, int in_flight) = nullptr;
   Result<std::unique_ptr<Strategy>> (*open)(const Workplace& workplace) = nullptr;
 };
 [[nodiscard]] StrategyKind NoneKind();
@@ -78,6 +79,7 @@ struct StrategyKind {
 [[nodiscard]] StrategyKind GeminiKind();
 [[nodiscard]] StrategyKind PcCheckKind();
 [[nodiscard]] StrategyKind CairnKind();
+[[nodiscard]] StrategyKind CairnMemoryKind();
 /// InvalidArgument for an unknown name, with a list of the known ones.
 [[nodiscard]] Result<StrategyKind> FindStrategy(std::string_view name);
 

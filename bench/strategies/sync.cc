@@ -58,7 +58,7 @@ StrategyKind SyncKind() {
               "copy to pinned memory, buffered write with early write-back, fsync, rename, fsync of the directory, and "
               "nothing serialised; over the file of the checkpoint before the last, in place",
           .checkpoints_on_disk = [](int) { return 2; },
-          .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },
+          .host_bytes = [](std::uint64_t state_bytes, std::uint64_t, int) { return state_bytes; },
           .open = Open};
 }
 

@@ -84,7 +84,7 @@ StrategyKind TorchSaveKind() {
               "directory; the training waits",
           .needs_torch = true,
           .checkpoints_on_disk = [](int) { return 2; },
-          .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },
+          .host_bytes = [](std::uint64_t state_bytes, std::uint64_t, int) { return state_bytes; },
           .open = Open};
 }
 

@@ -6,8 +6,11 @@ from ..shared import RESULTS, ROOT
 from ..shared.options import add_directory, add_record, add_repetitions, numbers, positive, some_of, whole
 
 STRATEGIES = ("sync", "torch-save", "checkfreq", "gpm", "gemini", "pccheck", "cairn")
+# Also to be had, by name: what it calls durable is lost with the machine.
+IN_MEMORY = "cairn-memory"
 # As tables name them, in their order. Pictures leave out what is in brackets.
-LABELS = {"cairn": "Cairn", "checkfreq": "CheckFreq's pipeline (no GPU snapshot, no serialisation, no tuner)",
+LABELS = {"cairn": "Cairn", IN_MEMORY: "Cairn in memory (kept: survives the process, not the machine)",
+          "checkfreq": "CheckFreq's pipeline (no GPU snapshot, no serialisation, no tuner)",
           "pccheck": "PCcheck", "gpm": "GPM", "sync": "plain write + fsync",
           "torch-save": "torch.save + fsync", "gemini": "Gemini (its peer shares the two cores)", "none": "no checkpoints"}  # fmt: skip
 MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")

@@ -1,6 +1,7 @@
 """A training that is really killed, at given instants, and starts again at once.
 
-Each life is a process of bench_training --resume in one directory, with its own journal. SIGKILL ends it. The page
+Each life is a process of bench_training --resume in one directory (and one on tmpfs, for what is kept in memory), with its
+own journal. SIGKILL ends it. The page
 cache of its files is dropped, as a new machine has none of them. The next process starts at that moment; if the next
 failure comes before it trains, it is killed as it starts. The clock begins with the first iteration of the first
 process, so that what comes before (memory, files that are laid out) does not count.
@@ -23,6 +24,7 @@ from typing import NamedTuple
 
 from .goodput_model import Costs
 
+MEMORY = "/dev/shm"
 START_SECONDS = 300  # That a first process may take until it trains.
 
 
@@ -63,17 +65,19 @@ class Outcome(NamedTuple):
 
 
 def replay(command, directory, failures, end):
-    """Trains by `command` (without --dir, --resume and --journal) in a new directory under `directory`.
+    """Trains by `command` (without --dir, --memory, --resume and --journal) in a new directory under `directory`.
 
     `failures` and `end` are seconds from the first iteration. Raises Failed if there is no figure. Whatever happens, no
     process and no file is left.
     """
     with _Interrupts() as interrupts:
         work = tempfile.mkdtemp(prefix="goodput-", dir=directory)
+        memory = tempfile.mkdtemp(prefix="goodput-", dir=MEMORY)
         try:
-            return _account(_lives(command, work, failures, end, interrupts))
+            return _account(_lives([*command, "--memory", memory], work, failures, end, interrupts))
         finally:
             shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(memory, ignore_errors=True)
 
 
 def costs(outcome, every, ideal_iteration, in_flight):

@@ -24,7 +24,7 @@ import statistics
 from ..shared.options import positive
 from ..shared.report import interval
 from . import goodput, goodput_model, pipeline, spot_trace
-from .arguments import STRATEGIES, add_common, add_intervals, add_scale, add_strategies
+from .arguments import IN_MEMORY, STRATEGIES, add_common, add_intervals, add_scale, add_strategies
 from .runs import (
     PROGRAM,
     Refused,
@@ -40,7 +40,7 @@ from .sweep import Sweeping, with_sweep
 INTERVALS = [10, 25, 50, 100]
 # The better of 1 and 2: Cairn finishes the older first, so that a second one hides the first's copy and commit, and does
 # not delay it. PCcheck's are swept.
-IN_FLIGHT = {"cairn": 2}
+IN_FLIGHT = {"cairn": 2, IN_MEMORY: 2}
 PUBLISHED = ["sync", "checkfreq", "gpm", "pccheck", "cairn"]
 SETTINGS = ("model", "device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation", "state_bytes",
             "scale", "iteration_seconds")  # fmt: skip
@@ -60,7 +60,7 @@ def add_arguments(parser):
     parser.add_argument("--model", default="vgg16", help="a shape that bench_training knows; default: vgg16")
     add_scale(parser, 1 / 16)
     add_intervals(parser, INTERVALS)
-    add_strategies(parser, ("none", *STRATEGIES), PUBLISHED)
+    add_strategies(parser, ("none", *STRATEGIES, IN_MEMORY), PUBLISHED)
     about = f"checkpoints in flight, of strategies that can have several; default: the best for each, {IN_FLIGHT}"
     parser.add_argument("--in-flight", type=positive(int), help=about)
     parser.add_argument("--trace", default=spot_trace.SPOT_GPUS, help="default: bench/data/spot_gpus_trace.csv")

@@ -8,7 +8,7 @@ published   PCcheck's own (artifact_evaluation/evaluation/throughput/run_goodput
                 CheckFreq, Gemini   f t + load
                 GPM                 f t / 2 + load
                 PCcheck             f t / 2 + load + t min(Tw / t, f N) / 2
-            sync and torch-save wait as GPM does and get its line; Cairn gets PCcheck's. CheckFreq's is the worst case,
+            sync and torch-save wait as GPM does and get its line; Cairn gets PCcheck's, also in memory. CheckFreq's is the worst case,
             the others' are means. Half of Tw is neither: a state that is being written is of no use until it is
             durable.
 
@@ -28,7 +28,7 @@ exact       Each failure costs tau / 2 + exposed + restart.
     checkfreq   Save waits for the persist before (the stall is in tau), starts the snapshot, returns: exposed is copy
                 and persist.
     pccheck     the same, with a wait only when N are under way: exposed is longest where several share the disk.
-    cairn       Save returns at once: exposed = Tw.
+    cairn       Save returns at once: exposed = Tw. In memory, where "durable" is what survives the process, too.
     none        nothing is ever durable: exposed is infinite.
 
     No failure can cost more than the time since the one before it, and no interrupted restart more than it took. The
@@ -65,7 +65,7 @@ def published(strategy, costs, failures, end):
         "torch-save": interval / 2,
         "pccheck": interval / 2 + min(costs.write, interval * costs.in_flight) / 2,
     }
-    redo["cairn"] = redo["pccheck"]
+    redo["cairn"] = redo["cairn-memory"] = redo["pccheck"]
     if strategy not in redo:
         return None
     return max(0.0, (end - len(failures) * (redo[strategy] + costs.restart)) / costs.iteration / end)

@@ -21,6 +21,7 @@ LOOKS = {
     "gpm": {"color": "#d9a066", "marker": "v", "linestyle": "-."},
     "gemini": {"color": "#8c6bb1", "marker": "P", "linestyle": (0, (3, 1, 1, 1, 1, 1))},
     "pccheck": {"color": "#4d8f4d", "marker": "D", "linestyle": (0, (5, 2))},
+    arguments.IN_MEMORY: {"color": "#e0663a", "marker": "*", "linestyle": (0, (7, 1)), "linewidth": 2, "zorder": 4},
     "cairn": {"color": "#8b0000", "marker": "o", "linestyle": "-", "linewidth": 2.4, "zorder": 5},
 }
 

@@ -18,7 +18,15 @@ import math
 
 from ..shared.options import positive, some_of
 from ..shared.report import middle
-from .arguments import MODELS, add_common, add_in_flight, add_intervals, add_strategies
+from .arguments import (
+    IN_MEMORY,
+    MODELS,
+    STRATEGIES,
+    add_common,
+    add_in_flight,
+    add_intervals,
+    add_strategies,
+)
 from .pace import dilations
 from .runs import by, grouped, planned
 from .sweep import RESOLUTION, Sweeping, with_sweep
@@ -34,7 +42,7 @@ SCALES = {"vgg16": 1 / 8, "transformer-xl": 1 / 24, "bert": 1 / 16, "opt-1.3b": 
 def add_arguments(parser):
     add_common(parser, repetitions=3, dilation=DILATIONS)
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS), help="by comma")
-    add_strategies(parser)
+    add_strategies(parser, (*STRATEGIES, IN_MEMORY), STRATEGIES)
     add_intervals(parser, INTERVALS)
     about = "of state, memory and time: one, or each model's, by comma; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
     parser.add_argument("--scale", type=scales, help=about)
