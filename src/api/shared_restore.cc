@@ -88,11 +88,6 @@ class Search {
 
   [[nodiscard]] int rank() const { return shared_.group.rank(); }
   [[nodiscard]] bool chooses() const { return rank() == 0; }
-  /// Lies in the root in memory.
-  [[nodiscard]] bool InMemory(const CheckpointInfo& info) const {
-    const std::string& memory = shared_.parts.memory.path;
-    return !memory.empty() && info.path.starts_with(memory + "/");
-  }
   [[nodiscard]] bool alone() const { return shared_.group.size() == 1; }
   [[nodiscard]] std::string Key(const char* kind) const { return fmt::format("{}/{}", kind, round_); }
   [[nodiscard]] static Status Cancelled() { return {StatusCode::kCancelled, "the restore was cancelled"}; }
@@ -195,7 +190,7 @@ Result<ChoiceMessage> Search::ChooseNext() {
                              .step = info.step,
                              .attempt = info.attempt,
                              .path = info.path,
-                             .in_memory = InMemory(info),
+                             .in_memory = shared_.parts.memory.Has(info),
                              .has_copy = next_ < candidates_.size(),
                              .refusal = status};
     }

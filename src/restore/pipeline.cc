@@ -134,7 +134,9 @@ bool Pipeline::ReadAgain(Slot& slot, const Status& why) {
 
 void Pipeline::Release(const Slot& slot) {
   const std::uint32_t shard = slot.read->shard;
-  if (--reads_left_[shard] == 0 && files_.size() > kOpenFiles) files_[shard].fd.Reset();
+  if (--reads_left_[shard] > 0 || files_.size() <= kOpenFiles) return;
+  files_[shard].fd.Reset();
+  files_[shard].view.reset();
 }
 
 void Pipeline::ReadInto(Slot& slot) {
@@ -150,12 +152,19 @@ IoTask<Status> Pipeline::ReadTask(const Slot& slot) {
     if (opening_ == &file) opening_ = nullptr;
     CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
   }
+  if (file.in_memory && file.view == nullptr) {
+    file.view = FileView::Of(file.fd, file.length);
+    file.in_memory = file.view != nullptr;
+  }
+  if (file.view != nullptr) co_return Status::Ok();
   co_return co_await ReadAt(file, slot.chunk.data(), slot.read->file_begin, slot.read->file_bytes);
 }
 
 void Pipeline::ReadDone(Slot& slot, Status status) {
   --reading_;
-  if (!slot.cached) Release(slot);
+  slot.viewed = files_[slot.read->shard].view != nullptr;
+  if (slot.viewed) slot.cached = false;
+  if (!slot.cached && !slot.viewed) Release(slot);
   if (!status.ok()) Fail(std::move(status));
   if (!status_.ok()) return Finish(slot);
   ++working_;
@@ -165,9 +174,17 @@ void Pipeline::ReadDone(Slot& slot, Status status) {
   });
 }
 
-const std::byte* Pipeline::DataOf(const Slot& slot) const {
+std::byte* Pipeline::DataOf(const Slot& slot) const {
   const PlannedRead& read = *slot.read;
   return slot.chunk.data() + (files_[read.shard].header.data_begin + read.begin - read.file_begin);
+}
+
+bool Pipeline::GoesToDevice(const PlannedRead& read) const {
+  const std::vector<PlannedCopy>& copies = copies_[read.shard];
+  for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
+    if (devices_.For(copies[i].device) != nullptr) return true;
+  }
+  return false;
 }
 
 // On a worker. Copies each block right after its verification, while it is in the cache.
@@ -175,10 +192,19 @@ Status Pipeline::VerifyAndCopy(const Slot& slot) {
   const PlannedRead& read = *slot.read;
   const ShardFile& file = files_[read.shard];
   const std::vector<PlannedCopy>& copies = copies_[read.shard];
-  const std::byte* const data = DataOf(slot);
+  std::byte* const chunk = DataOf(slot);
+  const std::byte* viewed = nullptr;
+  if (slot.viewed) {
+    const std::uint64_t at = file.header.data_begin;
+    CAIRN_ASSIGN_OR_RETURN(viewed, ViewedAt(file, at + read.begin, at + read.end));
+  }
+  // Devices copy from the chunk.
+  const bool fills = viewed != nullptr && GoesToDevice(read);
+  const std::byte* const data = viewed == nullptr || fills ? chunk : viewed;
   std::size_t first = read.first_copy;
   for (std::uint64_t begin = read.begin; begin < read.end;) {
     const std::uint64_t end = std::min(AlignDown(begin, kChecksumBlock) + kChecksumBlock, read.end);
+    if (fills) std::copy(viewed + (begin - read.begin), viewed + (end - read.begin), chunk + (begin - read.begin));
     while (first < copies.size() && copies[first].end <= begin) ++first;
     if (!file.header.sums.empty()) {
       const bool wanted = first < copies.size() && copies[first].begin < end;
@@ -211,8 +237,7 @@ void Pipeline::CopyToDevices(Slot& slot) {
       ++slot.copies;
     }
   };
-  // Devices only read from this memory.
-  auto* const data = const_cast<std::byte*>(DataOf(slot));
+  std::byte* const data = DataOf(slot);
   for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
     const PlannedCopy& copy = copies[i];
     Device* const device = devices_.For(copy.device);
@@ -273,7 +298,7 @@ void Pipeline::Handle(const Message& message, const Progress& progress) {
   }
   --working_;
   if (ReadAgain(slot, message.status)) return;
-  if (slot.cached) Release(slot);
+  if (slot.cached || slot.viewed) Release(slot);
   if (!message.status.ok()) Fail(message.status);
   if (!status_.ok()) return Finish(slot);
   bytes_done_ += slot.read->end - slot.read->begin;

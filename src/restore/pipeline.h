@@ -23,6 +23,8 @@ namespace cairn {
 ///
 /// A closed file is opened for its first read, and, if there are many, closed after its last.
 ///
+/// Of a file in memory nothing is read: workers verify and copy what is mapped.
+///
 /// What came through the page cache and does not verify is read once more from the disk, since only the cache may be
 /// damaged; an event says so.
 ///
@@ -47,6 +49,8 @@ class Pipeline {
     const PlannedRead* read = nullptr;
     // Read through the page cache.
     bool cached = false;
+    // Not read: workers look into the file's view.
+    bool viewed = false;
     // Device batches planned or in flight.
     int copies = 0;
   };
@@ -92,7 +96,8 @@ class Pipeline {
   void Fail(Status status);
   void Finish(Slot& slot);
   [[nodiscard]] bool idle() const { return reading_ + working_ + copying_ == 0; }
-  [[nodiscard]] const std::byte* DataOf(const Slot& slot) const;
+  [[nodiscard]] std::byte* DataOf(const Slot& slot) const;
+  [[nodiscard]] bool GoesToDevice(const PlannedRead& read) const;
 
   const RestoreParts& parts_;
   const std::span<ShardFile> files_;

@@ -126,7 +126,10 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                                    const State& state, const RestoreOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
-  for (ShardFile& file : opened.files) file.with_values = parts.values;
+  for (ShardFile& file : opened.files) {
+    file.with_values = parts.values;
+    file.in_memory = parts.memory.Has(checkpoint.info);
+  }
   UseKeptHeader(parts, opened);
   const auto own = static_cast<std::uint64_t>(rank);
   CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, LocateTensors(*queue, checkpoint, own, parts.own_shard, *state.table(),

@@ -249,6 +249,15 @@ IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const Manifes
   co_return CheckPlace(checkpoint.manifest, shard, file);
 }
 
+Result<const std::byte*> ViewedAt(const ShardFile& file, std::uint64_t begin, std::uint64_t end) {
+  const int error = file.view->Require(begin, end);
+  if (error == 0) return file.view->data() + begin;
+  // Lost pages, or a shorter file.
+  const bool damaged = error == EHWPOISON || error == EFAULT;
+  return ReadErrnoStatus(damaged ? EIO : error,
+                         fmt::format("reading {} bytes at {} of {}", end - begin, begin, file.name));
+}
+
 Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block, std::string_view tensor) {
   const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
   const std::uint32_t found = Crc32c(block);

@@ -10,6 +10,7 @@
 #include "base/unique_fd.h"
 #include "format/shard_header.h"
 #include "io/io_task.h"
+#include "restore/file_view.h"
 #include "store/list.h"
 
 namespace cairn {
@@ -25,6 +26,9 @@ struct ShardFile {
   bool page_cache = false;
   /// Reads bypass the page cache.
   bool direct = false;
+  /// In the root in memory. Then it is mapped rather than read, where it can be.
+  bool in_memory = false;
+  std::shared_ptr<const FileView> view;
   /// Its header was read and checked.
   bool has_header = false;
   /// The manifest's length until it is opened; then the file's.
@@ -75,6 +79,9 @@ IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const Manifes
 /// medium fails (see ReadErrnoStatus). Short reads, EINTR and EAGAIN are retried; if O_DIRECT is rejected, reads are
 /// buffered. `file` and `buffer` outlive the task.
 IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length);
+
+/// Bytes [begin, end) of a file with a view, which are there. Corrupt if they are not.
+[[nodiscard]] Result<const std::byte*> ViewedAt(const ShardFile& file, std::uint64_t begin, std::uint64_t end);
 
 /// Checks one checksum block, from data byte `begin` on. Corrupt names the place, and the `tensor` unless that is
 /// empty.

@@ -38,6 +38,10 @@ struct MemoryPlace {
   /// a line that the root has not begun is not looked at. Empty: all lines are the root's.
   Openings root_openings = {};
   Openings openings = {};
+
+  [[nodiscard]] bool Has(const CheckpointInfo& info) const {
+    return !path.empty() && info.path.starts_with(path + "/");
+  }
 };
 
 /// Lists step-*: checkpoints whose manifests verify by {line, step}, oldest first, then damaged ones by step.
