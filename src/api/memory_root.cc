@@ -365,7 +365,7 @@ Result<bool> MemoryRoot::MakeRoom(const SlotNeed& need, Deadline deadline) {
     slot_bytes_ = slots_->LengthFor(need);
     return agreed;
   }
-  while (!slots_->Fit(need)) {
+  while (!gave_up_ && !slots_->Fit(need)) {
     if (!engine_->WaitIdle(deadline)) {
       if (alone()) return false;
       return Error(StatusCode::kDeadlineExceeded,
@@ -375,6 +375,7 @@ Result<bool> MemoryRoot::MakeRoom(const SlotNeed& need, Deadline deadline) {
     MutexLock lock(slots_mutex_);
     if (!engine_->WaitIdle(Deadline::In({}))) continue;
     if (const Status made = slots_->Make(need); !made.ok()) {
+      gave_up_ = true;
       if (!alone()) return made;
       TurnOff(made);
       return false;

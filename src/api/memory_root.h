@@ -141,8 +141,10 @@ class MemoryRoot {
   bool refused_room_ = false;
   // Rank 0 has told the others that it is off.
   bool told_off_ = false;
-  // The slot's length for the next save; of one caller of MakeRoom after the other.
+  // Of one caller of MakeRoom after the other: the slot's length for the next save, and that there are no slots any
+  // more. Of several ranks, the next saves move to the disk's engine, once rank 0 says so.
   std::uint64_t slot_bytes_ = 0;
+  bool gave_up_ = false;
 
   MemoryDrains drains_;
   // While slots are allocated retention does not begin.

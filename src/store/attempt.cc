@@ -482,8 +482,9 @@ IoTask<Status> Attempt::AbandonTask() {
     if (kept_ && closed.ok()) closed = co_await kept_->Close();
     co_return closed;
   }
-  // A slot is for the next save: nothing writes into it any more.
-  for (std::size_t i = 0; i < spare_.room().paths.size() && recycled() && spec_.mapped != nullptr; ++i) {
+  // A slot is for the next save, as long as there are to be slots: nothing writes into it any more.
+  const bool is_slot = recycled() && spec_.mapped != nullptr && spec_.mapped->Open(shard_.path()).valid();
+  for (std::size_t i = 0; is_slot && i < spare_.room().paths.size(); ++i) {
     if ((co_await io::Rename(shard_.path(), spare_.room().paths[i], RenameMode::kNoReplace)).ok()) break;
   }
   Status first = co_await shard_.Remove();

@@ -117,10 +117,13 @@ bool IsOwn(const PathAt& path, const MappedFiles& mapped) {
   return true;
 }
 
-void RemoveSlot(const PathAt& folder, std::uint64_t rank) {
+Status RemoveSlot(const PathAt& folder, std::uint64_t rank) {
   const PathAt path = JoinPath(folder, ShardName(rank));
-  ::unlinkat(path.directory(), path.c_str(), 0);
+  if (::unlinkat(path.directory(), path.c_str(), 0) != 0 && errno != ENOENT) {
+    return ErrnoStatus(errno, "removing " + path.text());
+  }
   ::unlinkat(folder.directory(), folder.c_str(), AT_REMOVEDIR);  // Unless it has another rank's.
+  return Status::Ok();
 }
 
 Status MakeSlot(const PathAt& folder, std::uint64_t rank, std::uint64_t bytes) {
@@ -128,7 +131,7 @@ Status MakeSlot(const PathAt& folder, std::uint64_t rank, std::uint64_t bytes) {
     return ErrnoStatus(errno, "creating " + folder.text());
   }
   Status made = MakeFile(JoinPath(folder, ShardName(rank)), bytes);
-  if (!made.ok()) RemoveSlot(folder, rank);
+  if (!made.ok()) static_cast<void>(RemoveSlot(folder, rank));
   return made;
 }
 
@@ -139,7 +142,7 @@ Result<std::vector<PathAt>> AllocateMissing(const PathAt& root, std::uint64_t ra
   std::set<std::string> taken;
   for (const Slot& slot : found) {
     const bool fits = slot.fits && (!slot.spare || IsOwn(slot.path, mapped));
-    if (!fits && slot.spare) RemoveSlot(slot.folder, rank);
+    if (!fits && slot.spare) CAIRN_RETURN_IF_ERROR(RemoveSlot(slot.folder, rank));
     if (!fits) continue;
     taken.insert(slot.path.text());
     paths.push_back(slot.path);
@@ -158,7 +161,7 @@ Result<std::vector<PathAt>> AllocateMissing(const PathAt& root, std::uint64_t ra
     paths.push_back(path);
   }
   if (status.ok()) return paths;
-  for (const PathAt& folder : made) RemoveSlot(folder, rank);
+  for (const PathAt& folder : made) static_cast<void>(RemoveSlot(folder, rank));
   return status;
 }
 
@@ -255,7 +258,9 @@ Result<std::vector<PathAt>> AllocateSlots(const PathAt& root, std::uint64_t rank
 }
 
 void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots) {
-  for (std::uint64_t number = 0; number < slots; ++number) RemoveSlot(JoinPath(root, SpareName(number)), rank);
+  for (std::uint64_t number = 0; number < slots; ++number) {
+    static_cast<void>(RemoveSlot(JoinPath(root, SpareName(number)), rank));
+  }
 }
 
 }  // namespace cairn

@@ -73,7 +73,14 @@ Status Spare::FindFolders() {
     struct stat found {};
     return ::fstatat(folder.directory(), folder.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
   });
-  for (const PathAt& folder : folders_) room_.paths.push_back(JoinPath(folder, name_));
+  for (const PathAt& folder : folders_) {
+    room_.paths.push_back(JoinPath(folder, name_));
+    const PathAt& path = room_.paths.back();
+    struct stat found {};
+    if (mapped_ == nullptr || ::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    // Rank 0, which has made it a spare, knows no other rank's lengths.
+    if (!IsSlotFor(static_cast<std::uint64_t>(found.st_size), bytes_)) ::unlinkat(path.directory(), path.c_str(), 0);
+  }
   room_.folders = folders_;
   return Status::Ok();
 }
@@ -87,8 +94,9 @@ Status Spare::CheckClaimed(const UniqueFd& fd) {
   if (::fstat(fd.get(), &found) != 0) return ErrnoStatus(errno, "stat of " + path_.text());
   allocated_ = static_cast<std::uint64_t>(found.st_blocks) * kStatBlock;
   length_ = static_cast<std::uint64_t>(found.st_size);
-  if (mapped_ != nullptr && (!IsSlotFor(length_, bytes_) || allocated_ < bytes_)) {
-    return Error(StatusCode::kFailedPrecondition, "{}: expected a slot of {} bytes, found {}", path_, bytes_, length_);
+  if (mapped_ != nullptr && allocated_ < bytes_) {
+    return Error(StatusCode::kFailedPrecondition, "{}: expected {} bytes to be allocated, found {}", path_, bytes_,
+                 allocated_);
   }
   // Clear O_NONBLOCK: with it a ring fails writes that it cannot start at once.
   ::fcntl(fd.get(), F_SETFL, O_DIRECT);

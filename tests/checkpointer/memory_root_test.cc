@@ -466,9 +466,12 @@ TEST_F(MemoryRootTest, ASlotThatAnEarlierRunStillHoldsIsMadeAnew) {
   const UniqueFd fd(::open(held.c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_EQ(TakeLease(fd, held), Status::Ok());
 
-  EXPECT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, 2 * kBytes, {}).status(), Status::Ok());
+  EXPECT_EQ(AllocateSlots(PathAt(folder.path()), 0, 3, kBytes, {}).status(), Status::Ok());
 
-  EXPECT_EQ(ShardsIn(folder.path()), std::make_pair(std::size_t{3}, 3 * 2 * kBytes / 512));
+  EXPECT_EQ(ShardsIn(folder.path()), std::make_pair(std::size_t{3}, 3 * std::uint64_t{kBytes} / 512));
+  struct stat found {};
+  ASSERT_EQ(::fstat(fd.get(), &found), 0);
+  EXPECT_EQ(found.st_nlink, 0U);
 }
 
 TEST_F(MemoryRootTest, WhatIsReplacedLosesNoSlot) {
