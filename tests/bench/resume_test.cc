@@ -37,12 +37,15 @@ int ExitCode(pid_t child) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-std::vector<std::string> Arguments(const std::string& strategy, const TempDir& directory, const std::string& journal) {
+std::vector<std::string> Arguments(const std::string& strategy, const TempDir& directory, const TempDir& memory,
+                                   const std::string& journal) {
   return {BENCH_TRAINING,
           "--strategy",
           strategy,
           "--dir",
           directory.path(),
+          "--memory",
+          memory.path(),
           "--resume",
           "--journal",
           journal,
@@ -68,10 +71,11 @@ std::vector<std::string> Arguments(const std::string& strategy, const TempDir& d
 
 TEST_P(ResumeTest, ResumesFromTheDurableStepAfterAKill) {
   const TempDir directory;
+  const TempDir memory{"/dev/shm"};
   const std::string pipe = directory / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
 
-  const pid_t killed = Start(Arguments(GetParam(), directory, pipe));
+  const pid_t killed = Start(Arguments(GetParam(), directory, memory, pipe));
   std::ifstream events(pipe);
   std::uint64_t durable = 0;
   for (std::string line; durable < 4 && std::getline(events, line);) {
@@ -80,7 +84,7 @@ TEST_P(ResumeTest, ResumesFromTheDurableStepAfterAKill) {
   }
   ::kill(killed, SIGKILL);
   EXPECT_EQ(ExitCode(killed), -SIGKILL);
-  const int code = ExitCode(Start(Arguments(GetParam(), directory, directory / "journal")));
+  const int code = ExitCode(Start(Arguments(GetParam(), directory, memory, directory / "journal")));
 
   EXPECT_EQ(code, 0);
   ASSERT_GE(durable, 4U);  // More, if step 6 overtook step 4 and took its place.
@@ -99,6 +103,7 @@ TEST_P(ResumeTest, ResumesFromTheDurableStepAfterAKill) {
   EXPECT_EQ(iterations.back(), 12U);
 }
 
+INSTANTIATE_TEST_SUITE_P(CairnMemory, ResumeTest, testing::Values("cairn-memory"), [](const auto&) { return "Kept"; });
 INSTANTIATE_TEST_SUITE_P(Writing, ResumeTest, testing::Values("sync", "checkfreq", "gpm", "pccheck", "cairn"),
                          [](const auto& strategy) { return strategy.param; });
 

@@ -78,6 +78,8 @@ TEST_P(WritingStrategyTest, IsLimitedByTheEmulatedDisk) {
 
 const auto kWriting = testing::Values("sync", "checkfreq", "gpm", "pccheck", "cairn");
 INSTANTIATE_TEST_SUITE_P(Writing, StrategyTest, kWriting, [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(CairnMemory, StrategyTest, testing::Values("cairn-memory"),
+                         [](const auto&) { return "Kept"; });
 INSTANTIATE_TEST_SUITE_P(Writing, WritingStrategyTest, kWriting, [](const auto& test) { return test.param; });
 
 TEST(FindStrategyTest, ListsTheStrategiesForAnUnknownOne) {
@@ -85,7 +87,8 @@ TEST(FindStrategyTest, ListsTheStrategiesForAnUnknownOne) {
 
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("tape"));
-  EXPECT_THAT(status.message(), HasSubstr("none, sync, torch-save, checkfreq, gpm, gemini, pccheck, cairn"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("none, sync, torch-save, checkfreq, gpm, gemini, pccheck, cairn, cairn-memory"));
 }
 
 TEST(RestoreCheckTest, FindsAnOlderStepAFlippedByteAndNoCheckpoint) {

@@ -23,6 +23,7 @@ class SmallWorkplace {
       : gpu_(std::move(gpu)),
         state_(*TrainingState::Make(*gpu_, kBytes, 7)),
         workplace_{.directory = directory,
+                   .memory = memory_.path(),
                    .state = *state_,
                    .gpu = *gpu_,
                    .in_flight = 2,
@@ -45,6 +46,7 @@ class SmallWorkplace {
   }
 
  private:
+  const TempDir memory_{"/dev/shm"};
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<TrainingState> state_;
   Workplace workplace_;

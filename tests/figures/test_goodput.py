@@ -48,7 +48,7 @@ def processes_in(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line and "bench_training" in line]
 
 
-@pytest.mark.parametrize("strategy", ["sync", "cairn"])
+@pytest.mark.parametrize("strategy", ["sync", "cairn", "cairn-memory"])
 def test_durable_steps_count_and_lost_steps_do_not(tmp_path: Path, strategy: str) -> None:
     outcome = goodput.replay(training(strategy), str(tmp_path), [1.0, 2.5], 4.0)
     costs = goodput.costs(outcome, EVERY, 0.01, 2)
