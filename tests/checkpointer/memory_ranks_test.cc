@@ -106,7 +106,7 @@ class MemoryRanks : public MemoryRootTest {
     }
     return saves;
   }
-  /// The same, but of rank 1 with kLarger more, and with the status of a call that fails.
+  /// The same, but of rank 1 with kLarger more, and with the statuses of calls that fail.
   std::vector<Result<SaveHandle>> SaveLarger(std::uint64_t step) {
     std::vector<std::optional<Result<SaveHandle>>> made(ranks_.size());
     OnAllRanks(size(), [&](int of) {
@@ -210,9 +210,13 @@ TEST_F(MemoryRanks, WhatIsKeptSurvivesAKillOfAll) {
   KeepInAllAndDie({2, 3}, /*holds=*/true);
   EXPECT_TRUE(fs::exists(InFolder(3) + "/" + ShardName(2)));
 
-  ASSERT_TRUE(OpenAll());
+  MakeRanks();
+  FaultGate gate = HoldDisk();  // Which gets step 3, too.
+  Open();
+  for (int of = 0; of < kRanks; ++of) ASSERT_EQ(rank(of).opened, Status::Ok());
   EXPECT_THAT(ListedSteps(checkpointer(1)), Contains(3));
   ExpectAllRestore(3);
+  gate.Release();
 
   // And they go on from there.
   const auto saves = SaveAll(4);
@@ -299,7 +303,7 @@ TEST_F(MemoryRanks, ADamagedCopyThatIsTheOnlyOneIsNoReasonForAnOlderStep) {
 TEST_F(MemoryRanks, ADrainCommitsNothingThatHasChangedInMemoryOfOneRank) {
   ASSERT_TRUE(OpenAll());
   const FaultGate gate = HoldDisk();
-  const auto first = SaveAll(1);
+  ASSERT_THAT(Kept(SaveAll(1)), Each(Status::Ok()));
   const auto second = SaveAll(2);
   ASSERT_THAT(Kept(second), Each(Status::Ok()));
   FlipBit(InFolder(2), 1);
@@ -562,33 +566,45 @@ TEST_F(MemoryRanks, GivingUpASaveNotifiesTheOthers) {
 
 TEST_F(MemoryRanks, ADiskThatHangsAtOneRankHoldsUpNoKeptSave) {
   ASSERT_TRUE(OpenAll(kRanks, [](int, Options& options) { options.stall_timeout = std::chrono::seconds(3); }));
-  const FaultGate gate = rank(1).plan->Hold({.op = IoOp::kWrite, .path = root_ + "/.attempt"});
-  const auto first = SaveAll(1);
-  ASSERT_THAT(Kept(first), Each(Status::Ok()));
-  for (const Status& status : Durable(first)) EXPECT_EQ(status.detail(), StatusDetail::kDiskHangs) << status;
+  std::uint64_t step = 0;
+  // What hangs is the drain's, or that of a save that goes to the disk alone.
+  for (const bool pinned : {false, true}) {
+    SCOPED_TRACE(pinned);
+    const std::uint64_t failed = checkpointer(0).stats().saves_failed;
+    const FaultGate gate = rank(1).plan->Hold({.op = IoOp::kWrite, .path = root_ + "/.attempt"});
+    if (pinned) {
+      const auto alone = SaveAll(++step, {.pin = true});
+      for (const Status& status : Durable(alone)) EXPECT_EQ(status.detail(), StatusDetail::kDiskHangs) << status;
+    }
+    const auto first = SaveAll(++step);
+    ASSERT_THAT(Kept(first), Each(Status::Ok()));
+    for (const Status& status : Durable(first)) EXPECT_EQ(status.detail(), StatusDetail::kDiskHangs) << status;
 
-  std::vector<std::vector<SaveHandle>> saves;
-  for (std::uint64_t step = 2; step <= 5; ++step) {
-    saves.push_back(SaveAll(step));
-    ASSERT_THAT(Kept(saves.back()), Each(Status::Ok()));
-  }
+    std::vector<std::vector<SaveHandle>> saves;
+    for (int i = 0; i < 4; ++i) {
+      saves.push_back(SaveAll(++step));
+      ASSERT_THAT(Kept(saves.back()), Each(Status::Ok()));
+    }
 
-  // One has failed, those between are left out, and the newest waits, which whoever waits for it hears on each rank.
-  for (const std::size_t left_out : {0, 1, 2}) {
-    EXPECT_THAT(Durable(saves[left_out]), Each(HasCode(StatusCode::kCancelled)));
+    // One has failed, those between are left out, and the newest waits, which whoever waits for it hears on each rank.
+    for (const std::size_t left_out : {0, 1, 2}) {
+      EXPECT_THAT(Durable(saves[left_out]), Each(HasCode(StatusCode::kCancelled)));
+    }
+    OnAllRanks(size(), [&](int of) {
+      const Status idle = checkpointer(of).Drain();
+      EXPECT_EQ(idle.detail(), StatusDetail::kDiskHangs) << idle << " on rank " << of;
+      EXPECT_THAT(idle.message(), HasSubstr(fmt::format("step {}, kept in memory, waits for the disk", step)));
+    });
+    rank(1).plan->Clear();
+    gate.Release();
+    EXPECT_THAT(Durable(saves.back()), Each(Status::Ok()));
+    for (int of = 0; of < kRanks; ++of) {
+      EXPECT_EQ(checkpointer(of).stats().saves_failed, failed + (pinned ? 2 : 1)) << "rank " << of;
+    }
+    DrainAll();
   }
-  OnAllRanks(size(), [&](int of) {
-    const Status idle = checkpointer(of).Drain();
-    EXPECT_EQ(idle.detail(), StatusDetail::kDiskHangs) << idle << " on rank " << of;
-    EXPECT_THAT(idle.message(), HasSubstr("step 5, kept in memory, waits for the disk"));
-  });
-  rank(1).plan->Clear();
-  gate.Release();
-  EXPECT_THAT(Durable(saves.back()), Each(Status::Ok()));
-  for (int of = 0; of < kRanks; ++of) EXPECT_EQ(checkpointer(of).stats().saves_failed, 1U) << "rank " << of;
-  DrainAll();
-  EXPECT_THAT(Durable(SaveAll(6)), Each(Status::Ok()));
-  ExpectAllRestore(6);
+  EXPECT_THAT(Durable(SaveAll(++step)), Each(Status::Ok()));
+  ExpectAllRestore(step);
 }
 
 TEST_F(MemoryRanks, AllHaveAMemoryRootOrNoneHas) {
@@ -717,6 +733,34 @@ class MemoryRanksCrash : public MemoryRanks {
     ranks_.clear();  // No thread of theirs is forked.
   }
 };
+
+TEST_F(MemoryRanksCrash, RanksWhoseRank0HasDiedDoNotWaitForIt) {
+  std::vector<std::unique_ptr<Forked>> processes;
+  for (int of = 0; of < kRanks; ++of) {
+    processes.push_back(std::make_unique<Forked>([&, of](const Say& say) {
+      Options options = WithMemory();
+      options.group_timeout = std::chrono::seconds(of == 0 ? 60 : 2);
+      options.group = *MakeFileGroup(dir_ / "group", {.rank = of, .size = kRanks, .name = "dies"});
+      const auto plan = FaultPlan::Make();
+      const FaultGate gate = plan->Hold({.op = IoOp::kMkdir, .path = root_ + "/.attempt"});
+      const auto checkpointer = Checkpointer::Open(options, Through(plan));
+      if (!checkpointer.ok()) return 2;
+      const auto state = SmallState(1, of);
+      const auto save = (*checkpointer)->Save(1, state->state());
+      if (!save.ok() || !save->WaitKept(Soon()).ok()) return 3;
+      if (of == 0) ::kill(::getpid(), SIGKILL);
+      say(save->WaitDurable(Soon()).message());
+      gate.Release();
+      return 0;
+    }));
+  }
+  for (int of = 0; of < kRanks; ++of) {
+    const Forked::End end = processes[static_cast<std::size_t>(of)]->Wait(Soon());
+    EXPECT_EQ(end.how, of == 0 ? Forked::How::kKilled : Forked::How::kExited) << "rank " << of << ": " << end.value;
+    if (of == 0) continue;
+    EXPECT_THAT(end.lines, Contains(HasSubstr("rank 0 has ended before the disk had it"))) << "rank " << of;
+  }
+}
 
 TEST_F(MemoryRanksCrash, LosesNothingKeptWhenAllDieAtAnyOperation) {
   const Points points = SomePoints(7);
