@@ -76,7 +76,7 @@ Status MemorySlots::Pin(const std::vector<std::shared_ptr<Device>>& devices) {
 
 void MemorySlots::Free() {
   mapped_.Clear();
-  FreeSlots(root_, rank_, count_);
+  FreeSlots(root_, rank_);
   length_ = 0;
 }
 

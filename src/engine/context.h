@@ -115,10 +115,12 @@ struct EngineContext {
 
   /// The shards of a root in memory; null for one on a disk.
   [[nodiscard]] MappedFiles* mapped_files() { return parts.in_memory ? &mapped : nullptr; }
-  /// One for each save that may be in flight, and one for a checkpoint retired meanwhile; in memory all that there are.
+  /// One for each save that may be in flight, and one for a checkpoint retired meanwhile. In memory all that there are,
+  /// since none may be lost: each rank takes its own, so that at the worst each lies in a folder of its own.
   [[nodiscard]] std::uint64_t spare_folders() const {
     const auto in_flight = static_cast<std::uint64_t>(parts.options.max_in_flight);
-    return parts.options.recycle && recycles ? in_flight + (parts.in_memory ? 2 : 1) : 0;
+    if (!parts.options.recycle || !recycles) return 0;
+    return parts.in_memory ? (in_flight + 2) * static_cast<std::uint64_t>(parts.group->size()) : in_flight + 1;
   }
   [[nodiscard]] Device* FindDevice(DeviceId id) const {
     for (const auto& device : parts.devices) {

@@ -228,7 +228,8 @@ void Retention::NotifyRemoval(std::uint64_t step, const Removal& removal) {
 }
 
 void Retention::EndSpares() {
-  spares_end_ = recycles();
+  if (!recycles()) return RemoveNext();
+  spares_end_ = true;
   context_.recycles = false;
   RemoveNext();
 }

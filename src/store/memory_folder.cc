@@ -257,9 +257,11 @@ Result<std::vector<PathAt>> AllocateSlots(const PathAt& root, std::uint64_t rank
   }
 }
 
-void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots) {
-  for (std::uint64_t number = 0; number < slots; ++number) {
-    static_cast<void>(RemoveSlot(JoinPath(root, SpareName(number)), rank));
+void FreeSlots(const PathAt& root, std::uint64_t rank) {
+  const Result<std::vector<FolderEntry>> entries = ListRoot(root);
+  if (!entries.ok()) return;
+  for (const FolderEntry& entry : *entries) {
+    if (entry.directory && IsSpareName(entry.name)) static_cast<void>(RemoveSlot(JoinPath(root, entry.name), rank));
   }
 }
 

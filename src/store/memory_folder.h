@@ -51,7 +51,7 @@ namespace cairn {
 [[nodiscard]] constexpr bool IsSlotFor(std::uint64_t bytes, std::uint64_t file_bytes) {
   return AlignUp(bytes, kBlock) == AlignUp(file_bytes, kBlock);
 }
-/// Removes those of them that are spares.
-void FreeSlots(const PathAt& root, std::uint64_t rank, std::uint64_t slots);
+/// Removes those of them that are spares, also of earlier runs.
+void FreeSlots(const PathAt& root, std::uint64_t rank);
 
 }  // namespace cairn

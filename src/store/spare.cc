@@ -69,9 +69,13 @@ void Spare::ReportNotRecycled(const Status& why) const {
 
 Status Spare::FindFolders() {
   // Never follow a link.
-  std::erase_if(folders_, [](const PathAt& folder) {
+  std::erase_if(folders_, [this](const PathAt& folder) {
     struct stat found {};
-    return ::fstatat(folder.directory(), folder.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
+    // In memory there are far more names than folders. On the disk one may become a spare while the save is in flight.
+    if (::fstatat(folder.directory(), folder.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) {
+      return mapped_ != nullptr && errno == ENOENT;
+    }
+    return S_ISLNK(found.st_mode);
   });
   for (const PathAt& folder : folders_) {
     room_.paths.push_back(JoinPath(folder, name_));

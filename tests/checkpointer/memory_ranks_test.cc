@@ -408,6 +408,30 @@ TEST_F(MemoryRanks, ManySavesTakeNoMoreMemoryThanTheFirst) {
   EXPECT_LE(ShardsIn(Folder()).second, before.second);
 }
 
+// Rank 2 has yet to take its slots of the folders from which the others have taken theirs.
+TEST_F(MemoryRanks, ASlotHasAPlaceThoughOneRankIsLate) {
+  ASSERT_TRUE(OpenAll());
+  FaultGate disk = HoldDisk();
+  for (const std::uint64_t step : {1, 2}) ASSERT_THAT(Kept(SaveAll(step)), Each(Status::Ok()));
+  FaultGate late = rank(2).plan->Hold({.op = IoOp::kRename, .path = memory_.path()});
+  std::vector<std::vector<SaveHandle>> saves;
+  for (const std::uint64_t step : {3, 4}) saves.push_back(SaveAll(step));
+  ASSERT_TRUE(late.WaitHeld(Soon()));
+  for (const auto& of_step : saves) ASSERT_EQ(of_step.front().WaitCaptured(Soon()), Status::Ok());
+  const std::string folder = Folder();
+  disk.Release();
+  // Until step 1 is removed, and its slots have a place, or none.
+  const auto goes = [](const std::string& name) { return name == StepName(1) || name.starts_with(".retired-"); };
+  const Deadline soon = Soon();
+  while (std::ranges::any_of(NamesIn(folder), goes) && !soon.passed()) std::this_thread::yield();
+
+  late.Release();
+
+  for (const auto& of_step : saves) EXPECT_THAT(Kept(of_step), Each(Status::Ok()));
+  DrainAll();
+  EXPECT_EQ(ShardsIn(Folder()).first, 15U);
+}
+
 TEST_F(MemoryRanks, HaveRoomTogetherOrNotAtAll) {
   ASSERT_TRUE(OpenAll());
   // Rank 1 cannot allocate this one.
