@@ -131,6 +131,7 @@ Status Mirror::OpenSource() {
     CAIRN_RETURN_IF_ERROR(CheckSource(writer));
     source_id_ = writer->root;
     source_line_ = writer->line;
+    source_openings_ = writer->openings;
     looked_ = true;
     return Status::Ok();
   }
@@ -140,6 +141,7 @@ Status Mirror::OpenSource() {
   CAIRN_RETURN_IF_ERROR(CheckSource(writer));
   source_id_ = writer->root;
   source_line_ = writer->line;
+  source_openings_ = writer->openings;
   struct stat folder {};
   struct stat file {};
   if (::fstat(source_fd_.get(), &folder) == 0) directory_mode_ = folder.st_mode & kPermissions;
@@ -205,6 +207,7 @@ Status Mirror::OpenTarget() {
                                                               .record = holds_.text() + ".json",
                                                               .rules = options_.rules,
                                                               .on_note = [this](const auto& note) { Note(note); }}));
+  follows_ = !options_.brings_back || target_->list().empty();
   return LookAtSource();
 }
 
@@ -246,6 +249,7 @@ Status Mirror::LookAtSource() {
                  writer ? writer->root : "no .writer");
   }
   source_line_ = writer->line;
+  source_openings_ = writer->openings;
   if (source_bucket_ != nullptr) {
     CAIRN_ASSIGN_OR_RETURN(here_, source_bucket_->List(Bucket::Rank::kWhole));
     return Status::Ok();
@@ -266,6 +270,8 @@ Status Mirror::Look() {
   }
   // So that training that goes on from the target begins a line above all of this root.
   CAIRN_RETURN_IF_ERROR(target_->WriteLine(source_line_ + kUnseenLines));
+  // And so that what a root in memory has is this root's there, too.
+  if (follows_) CAIRN_RETURN_IF_ERROR(target_->WriteOpenings(source_openings_));
   return MarkSuspects();
 }
 

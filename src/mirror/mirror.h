@@ -131,13 +131,16 @@ class Mirror {
   UniqueFd source_fd_;
   PathAt source_;
   std::string source_id_;
-  // Its line counter.
+  // Its line counter, and who has begun its lines.
   std::uint64_t source_line_ = 0;
+  Openings source_openings_;
   // <root>/.mirrors/<id>
   PathAt holds_;
   // In the root, if that is a directory that may be written.
   std::optional<WriterLock> lock_;
   std::unique_ptr<MirrorTarget> target_;
+  // It has no history of its own.
+  bool follows_ = false;
   std::vector<StoredCheckpoint> here_;
   // `here_` was read by OpenSource, just before: of a bucket, where each look costs seconds at worst.
   bool looked_ = false;

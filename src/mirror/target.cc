@@ -127,6 +127,18 @@ Status MirrorTarget::WriteLine(std::uint64_t line) {
   return Status::Ok();
 }
 
+Status MirrorTarget::WriteOpenings(Openings openings) {
+  openings.push_back(record().OwnOpening());
+  if (openings == record().openings) return Status::Ok();
+  if (root_ != nullptr) return RunTaskBlocking(queue_, root_->WriteOpenings(std::move(openings)));
+  CAIRN_RETURN_IF_ERROR(CheckWriter());
+  WriterRecord next = writer_;
+  next.openings = std::move(openings);
+  CAIRN_RETURN_IF_ERROR(spec_.bucket->WriteWriter(next));
+  writer_ = std::move(next);
+  return Status::Ok();
+}
+
 Status MirrorTarget::Look() {
   if (root_ == nullptr) {
     CAIRN_ASSIGN_OR_RETURN(list_, spec_.bucket->List());

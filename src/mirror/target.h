@@ -54,6 +54,8 @@ class MirrorTarget {
   [[nodiscard]] const std::vector<StoredCheckpoint>& list() const { return list_; }
   /// See Root::WriteLine.
   [[nodiscard]] Status WriteLine(std::uint64_t line);
+  /// The root's, before this mirror's own, which has begun the line counter.
+  [[nodiscard]] Status WriteOpenings(Openings openings);
   /// Marks what has kept files of these names, except those of the saves that wrote them.
   [[nodiscard]] Status MarkSuspects(const std::set<std::string>& files);
 
@@ -86,6 +88,7 @@ class MirrorTarget {
   [[nodiscard]] Status OpenDirectory();
   [[nodiscard]] Status OpenBucket();
   [[nodiscard]] Status CheckWriter() const;
+  [[nodiscard]] const WriterRecord& record() const { return root_ != nullptr ? root_->record() : writer_; }
   [[nodiscard]] Status CheckIsThere(bool has_writer) const;
   [[nodiscard]] Status CheckIsFree(const std::vector<CheckpointInfo>& list) const;
   [[nodiscard]] Copied CopyToDirectory(const CopySpec& spec);

@@ -75,7 +75,7 @@ class Root {
   /// Before another record has them: this opening keeps its place in them. As WriteLine, but before any other thread
   /// uses it.
   IoTask<Status> KeepOpening();
-  /// Records these openings instead, in memory. As KeepOpening.
+  /// Records these openings instead: in memory, or of the root that this one is a copy of. As WriteLine.
   IoTask<Status> WriteOpenings(Openings openings);
   /// For ranks other than the coordinator: NotFound, saying what was found instead, if this is not the directory that
   /// the coordinator has opened, or does not show it yet. `writer_id` is the coordinator's.

@@ -77,7 +77,7 @@ WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
                     .root = last ? last->root : std::string(),
                     .line = last ? last->line + (last->line == std::numeric_limits<std::uint64_t>::max() ? 0 : 1) : 0,
                     .openings = last ? last->openings : Openings()};
-  Opening own{next.line, next.id.substr(0, kIdDigits)};
+  Opening own = next.OwnOpening();
   if (last && last->alone && !next.openings.empty()) {
     own.line = next.openings.back().line;  // What was begun since then is not that of another history either.
     next.openings.pop_back();
@@ -86,6 +86,8 @@ WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
   next.alone = true;
   return next;
 }
+
+Opening WriterRecord::OwnOpening() const { return {line, id.substr(0, kIdDigits)}; }
 
 bool WriterRecord::OfThisProcess() const {
   return process == static_cast<std::uint64_t>(::getpid()) && host == HostName();

@@ -56,6 +56,8 @@ struct WriterRecord {
 
   /// For this process; `last` is the previous record: the root is kept, and the next line begins, with an opening.
   [[nodiscard]] static WriterRecord Next(const std::optional<WriterRecord>& last);
+  /// With the line counter.
+  [[nodiscard]] Opening OwnOpening() const;
   [[nodiscard]] bool OfThisProcess() const;
   /// "process 12 on host-a", "this process (12)".
   [[nodiscard]] std::string Describe() const;

@@ -87,6 +87,22 @@ TEST_F(MirrorTest, TheTargetHasTheRootsIdAndLines) {
   EXPECT_GT((*there)->line, 7U + 100) << "the root may go on unseen, and then be lost";
 }
 
+// So that what is in memory, and began before the disk was lost, continues what was copied.
+TEST_F(MirrorTest, TheTargetHasTheRootsOpenings) {
+  Save(10);
+  const auto mirror = Open();
+  ASSERT_TRUE(CopyAll(*mirror).ok());
+  Openings of_root = (*ReadWriter(root()))->openings;
+  ASSERT_THAT(of_root, Not(IsEmpty()));
+
+  Openings there = (*ReadWriter(target()))->openings;
+
+  ASSERT_THAT(there, testing::SizeIs(of_root.size() + 1));
+  EXPECT_GT(there.back().line, 100U) << "whatever the root begins unseen is below";
+  there.pop_back();
+  EXPECT_EQ(there, of_root);
+}
+
 TEST_F(MirrorTest, RetiresAtTheTargetByItsOwnRules) {
   for (const std::uint64_t step : {10, 20, 30, 40}) Save(step);
   const auto mirror = Open({.every = 20, .keep_last = 1});

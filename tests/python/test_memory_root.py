@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -154,6 +155,42 @@ def test_a_drain_that_the_disk_hangs_up_ends(tmp_path: Path, memory: Path) -> No
     assert "beyond stall_timeout" in drained
     assert "beyond stall_timeout" in closed
     assert list(memory.glob("cairn-*/step-*"))
+
+
+KEPT_BEYOND_ITS_MIRROR = """
+import os, sys, cairn
+checkpointer = cairn.Checkpointer(
+    sys.argv[1], memory=sys.argv[2], host_memory="32MiB", disk_every=100, mirrors=[cairn.Mirror(sys.argv[3])])
+checkpointer.save(1, {"step": 1}).wait(where=sys.argv[3])
+for step in range(2, 5):
+    checkpointer.save(step, {"step": step}).kept()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_is_kept_continues_what_a_mirror_brings_back(tmp_path: Path, memory: Path) -> None:
+    target = tmp_path / "mirror"
+    target.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", KEPT_BEYOND_ITS_MIRROR, tmp_path / "run", memory, target],
+        check=False,
+        env=ENVIRONMENT,
+        timeout=300,
+    )
+    assert list(memory.glob("cairn-*/step-*"))
+    shutil.rmtree(tmp_path / "run")
+
+    # Also if the first start that has brought it ends before it comes to the memory.
+    (folder,) = memory.iterdir()
+    folder.chmod(0o755)
+    with pytest.raises(cairn.FailedPrecondition):
+        opened(tmp_path / "run", memory, restore_from=target)
+    folder.chmod(0o700)
+    with opened(tmp_path / "run", memory, restore_from=target) as checkpointer:
+        assert checkpointer.load()["step"] == 4
+        checkpointer.save(5, {"step": 5}).wait()
+    with cairn.Checkpointer(tmp_path / "run", read_only=True, host_memory="32MiB") as reader:
+        assert [one.step for one in reader.checkpoints()] == [1, 4, 5]
 
 
 def test_the_disk_gets_what_is_due_or_waited_for(tmp_path: Path, memory: Path) -> None:
