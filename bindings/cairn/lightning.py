@@ -130,9 +130,17 @@ class Callback(_Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # In mid-epoch the uninterrupted run drew no random numbers here. After the last batch a new epoch begins.
-        loop = trainer.fit_loop
-        if loop.restarted_mid_epoch and not loop.epoch_loop.batch_progress.is_last_batch:
+        loop, batches = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
+        # Of a run that had been resumed after an epoch's last batch Lightning itself does not know it: it has not counted
+        # the epoch that came then.
+        unknown = self._rng is not None and batches.current.ready > 0 and not loop.restarted_mid_epoch
+        if (loop.restarted_mid_epoch or unknown) and not batches.is_last_batch:
             self._restore_rng()
+            if unknown and trainer.max_steps == -1:
+                _log.warning(
+                    "Lightning has lost where this checkpoint is in its epoch, because its run was resumed at an epoch's last "
+                    "batch: the epoch's rows come again from the first one, and one epoch more; give Trainer max_steps"
+                )
         self._rng = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
