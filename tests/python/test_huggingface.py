@@ -182,6 +182,18 @@ def test_other_rows_and_rates_are_named(tmp_path: Path, caplog: pytest.LogCaptur
         assert said in warned and bool(said) == bool(warned), settings
 
 
+def test_an_order_that_nothing_keeps_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for settings in ({}, {"train_sampling_strategy": "sequential"}, {"ignore_data_skip": True}):
+        unseeded = {"accelerator_config": {"use_seedable_sampler": False}, **settings}
+        output = tmp_path / str(len(settings)) / next(iter(settings), "random")
+        a_trainer(output, max_steps=2, **unseeded).train()
+        caplog.clear()
+        a_trainer(output, max_steps=4, **unseeded).train(resume_from_checkpoint=True)
+        warned = [one.getMessage() for one in caplog.records if one.name == "cairn"]
+        named = "nothing keeps their order with use_seedable_sampler=False" in "".join(warned)
+        assert named != bool(settings), warned
+
+
 def test_training_goes_on_from_a_stock_checkpoint(tmp_path: Path) -> None:
     stock = a_trainer(tmp_path, transformers.Trainer, save_steps=3)
     stock.train()

@@ -47,7 +47,8 @@ def arguments_of(trainer: Any) -> dict[str, dict[str, str]]:
 
 
 def tell_of_others(trainer: Any, saved: dict[str, dict[str, str]], where: str) -> None:
-    """Logs which of them are others than at the save. Trainer counts the rows that it has had in steps of now."""
+    """Logs which of them are others than at the save, and that an order is in no state. Trainer counts the rows that it has
+    had in steps of now."""
     for what, own in arguments_of(trainer).items():
         then = saved.get(what, {})
         other = [
@@ -55,6 +56,14 @@ def tell_of_others(trainer: Any, saved: dict[str, dict[str, str]], where: str) -
         ]
         if other and not (what == "rows" and trainer.args.ignore_data_skip):
             _log.warning("%s: other %s follow than in the run that saved: %s", where, what, listed(other, 8))
+    args = trainer.args
+    drawn = args.train_sampling_strategy != "sequential" and "len(train_dataset)" in arguments_of(trainer)["rows"]
+    if drawn and not (args.accelerator_config.use_seedable_sampler or args.ignore_data_skip):
+        _log.warning(
+            "%s: other rows follow than in the run that saved, because nothing keeps their order with use_seedable_sampler=False "
+            "in accelerator_config: leave it out",
+            where,
+        )
 
 
 def tell_of_callbacks(trainer: Any, saved: dict[str, Any], where: str) -> None:
