@@ -82,8 +82,10 @@ Status Checkpointer::Impl::OpenRoot() {
 
 Status Checkpointer::Impl::MakePool() {
   const std::uint64_t limit = options.host_memory_bytes;
-  // A restore uses as many chunks.
-  const std::uint64_t first = 2 * static_cast<std::uint64_t>(options.queue_depth) * options.chunk_bytes;
+  // A restore uses twice as many as it reads. With a root in memory that is seldom from the disk: as many as are
+  // written, and one that each worker fills.
+  const int chunks = options.queue_depth + (options.memory_root.empty() ? options.queue_depth : options.worker_threads);
+  const std::uint64_t first = static_cast<std::uint64_t>(chunks) * options.chunk_bytes;
   const std::uint64_t begin = grows ? std::min(first, limit) : limit;
   const std::uint64_t reserved = options.read_only ? begin : limit;
   Result<std::unique_ptr<BufferPool>> made =

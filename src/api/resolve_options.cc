@@ -13,11 +13,12 @@
 namespace cairn {
 namespace {
 
+constexpr std::uint64_t kSmallChunk = 4U << 20;
+
 // At most half of the pool's chunks are being written: the others are filled meanwhile.
 std::uint64_t ChooseChunkBytes(std::uint64_t pool_bytes, int queue_depth) {
   constexpr std::uint64_t kLarge = 8U << 20;
-  constexpr std::uint64_t kSmall = 4U << 20;
-  return pool_bytes / kLarge >= 2 * static_cast<std::uint64_t>(queue_depth) ? kLarge : kSmall;
+  return pool_bytes / kLarge >= 2 * static_cast<std::uint64_t>(queue_depth) ? kLarge : kSmallChunk;
 }
 
 /// Beyond a control group's limit the kernel kills the process, whichever page it touches next.
@@ -33,9 +34,8 @@ Status CheckMemoryLimit(std::uint64_t pool_bytes) {
 /// A limit for a pool that chooses its size. What the smallest pool needs by default is allowed on any machine, more
 /// only if somebody gives the pool's size.
 Result<std::uint64_t> ChoosePoolLimit(const Options& options, std::uint64_t ranks_of_node) {
-  constexpr std::uint64_t kLeastChunk = 4U << 20;
-  constexpr std::uint64_t kLeastPool = 8 * kLeastChunk;
-  const std::uint64_t chunk = options.chunk_bytes == 0 ? kLeastChunk : options.chunk_bytes;
+  constexpr std::uint64_t kLeastPool = 8 * kSmallChunk;
+  const std::uint64_t chunk = options.chunk_bytes == 0 ? kSmallChunk : options.chunk_bytes;
   const std::uint64_t needed = static_cast<std::uint64_t>(options.queue_depth) * chunk;
   const std::uint64_t share = ChooseHostMemory(ranks_of_node);
   if (needed <= std::max(share, kLeastPool)) return std::max(share, needed);
@@ -106,10 +106,15 @@ Result<Options> ResolveOptions(Options options, std::uint64_t ranks_of_node) {
   if (options.chunk_bytes != 0) {
     CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   }
-  if (options.host_memory_bytes == 0) {
+  const bool pool_grows = options.host_memory_bytes == 0;
+  if (pool_grows) {
     CAIRN_ASSIGN_OR_RETURN(options.host_memory_bytes, ChoosePoolLimit(options, ranks_of_node));
   }
-  if (options.chunk_bytes == 0) options.chunk_bytes = ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
+  if (options.chunk_bytes == 0) {
+    const bool beside_memory = pool_grows && !options.memory_root.empty();
+    options.chunk_bytes =
+        beside_memory ? kSmallChunk : ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
+  }
   if (options.chunk_bytes % kChecksumBlock != 0) {
     return Error(StatusCode::kInvalidArgument, "chunk_bytes: expected a multiple of {}, found {}", kChecksumBlock,
                  options.chunk_bytes);
