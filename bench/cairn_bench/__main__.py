@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 
-from . import compare, figures, micro, pipeline, profiled, results, roofline, training, tuner
+from . import compare, figures, memory, micro, pipeline, profiled, results, roofline, training, tuner
 from .engine import measure as engine
 from .python import fall_back, unfenced
 from .python import run as python
@@ -24,6 +24,7 @@ from .shared.options import add_command, check
 WHAT = {
     "roofline": (roofline, "saves and restores beside fio on the same disk"),
     "micro": (micro, "small operations, each beside a peer that does the same work"),
+    "memory": (memory, "the root in memory beside a plain copy, and while the disk hangs"),
     "python": (python, "the Python API beside torch.save, safetensors, DCP, torchsnapshot and others"),
     "pipeline": (pipeline, "what pauses of copies gain in a pipeline whose sends share the link"),
     "training": (training, "what saving costs real training on the CPU"),
