@@ -99,8 +99,9 @@ class Checkpointer::Impl {
   std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
   Mutex pin_mutex;  // Held while a pin is changed on the disk and in the ledger.
   Mutex device_mutex;
-  std::atomic<bool> fence_waited = false;  // An event has said so.
-  std::atomic<bool> root_moved = false;    // An event has said so.
+  std::atomic<bool> fence_waited = false;            // An event has said so.
+  std::atomic<bool> root_moved = false;              // An event has said so.
+  mutable std::atomic<bool> memory_ignored = false;  // An event has said so.
   Mutex fence_mutex;
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
 

@@ -25,7 +25,17 @@ MemoryPlace Checkpointer::Impl::memory_place() const {
   if (memory != nullptr) return memory->place();
   if (!options.read_only || options.memory_root.empty()) return {};
   const Result<std::optional<WriterRecord>> record = ReadWriter(root->at());
-  return record.ok() && *record ? FindMemoryPlace(options.memory_root, **record) : MemoryPlace();
+  if (!record.ok() || !*record || (*record)->root.empty()) return {};
+  const Result<std::string> folder = FindMemoryFolder(options.memory_root, (*record)->root);
+  if (folder.status().code() == StatusCode::kFailedPrecondition && !memory_ignored.exchange(true)) {
+    options.on_event({.severity = Severity::kWarning,
+                      .status = folder.status(),
+                      .message = "what is kept there is not read, which may be newer than what the disk has: " +
+                                 folder.status().message(),
+                      .phase = "open",
+                      .path = options.memory_root});
+  }
+  return FindMemoryPlace(options.memory_root, **record);
 }
 
 RestoreParts Checkpointer::Impl::MakeRestoreParts() {

@@ -212,12 +212,21 @@ def test_the_disk_gets_what_is_due_or_waited_for(tmp_path: Path, memory: Path) -
         assert reader.steps() == [1, 11, 13, 14]
 
 
-def test_a_reader_that_is_given_the_memory_reads_both_places(tmp_path: Path, memory: Path) -> None:
+def test_a_reader_that_is_given_the_memory_reads_both_places(
+    tmp_path: Path, memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     command = [sys.executable, "-c", KEEPS_AND_DIES, tmp_path, memory]
     assert subprocess.run(command, check=False, env=ENVIRONMENT, timeout=120).returncode == -9
     with opened(tmp_path, memory, read_only=True) as reader:
         assert reader.restore(state(0))["epoch"] == 20
-    assert len(list(memory.iterdir())) == 1
+    (folder,) = memory.iterdir()
+
+    folder.chmod(0o750)  # As another user's is refused, too.
+    with opened(tmp_path, memory, read_only=True) as reader:
+        reader.checkpoints(), reader.checkpoints()
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"expected {folder} to be a folder of user" in said
+    assert "may be newer than what the disk has" in said
 
 
 def test_what_was_overwritten_too_early_is_not_kept(tmp_path: Path, memory: Path) -> None:
