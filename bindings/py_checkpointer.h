@@ -122,7 +122,7 @@ class PyCheckpointer : public OpenEngine {
     // Not Drain, because of the slices: it also returns DeadlineExceeded if that is how a save has failed.
     RaiseIfError(
         Wait(timeout, [](const InUse& engine, Deadline deadline) { return Inside::Of(*engine).WaitIdle(deadline); }));
-    RaiseIfError(Inside::Of(*Use()).TakeUnheardFailure());
+    RaiseIfError(Inside::Of(*Use()).TakeDrainFailure());
   }
   /// `wait()` is called first. `plan(chosen)`, with the manifest's fields, returns the rest of ReadPlan: (tensors,
   /// streams, own, page_cache, begin, finish).

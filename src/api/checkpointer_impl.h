@@ -205,6 +205,8 @@ class Checkpointer::Impl {
   /// The two halves of Checkpointer::Drain.
   [[nodiscard]] Status WaitIdle(Deadline deadline) const;
   [[nodiscard]] Status TakeUnheardFailure();
+  /// The same, once WaitIdle has returned, and that of what the disk has failed to take: another thread may have heard.
+  [[nodiscard]] Status TakeDrainFailure();
   /// Checkpointer::WaitMirrored.
   [[nodiscard]] Status WaitMirrored(std::uint64_t step, const std::string& target, Deadline deadline) const;
   /// Mirrors::WaitEnded: no save may follow. Ok without mirrors.

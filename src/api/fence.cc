@@ -87,7 +87,7 @@ Status Checkpointer::WaitForPlace(Deadline deadline) const {
 
 Status Checkpointer::Drain(Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(impl_->WaitIdle(deadline));
-  return impl_->TakeUnheardFailure();
+  return impl_->TakeDrainFailure();
 }
 
 Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
@@ -104,6 +104,11 @@ Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
 bool Checkpointer::Impl::HasSaves() const {
   return engine != nullptr &&
          (engine->HasSaves() || (memory != nullptr && !memory->drains().WaitIdle(Deadline::In({}))));
+}
+
+Status Checkpointer::Impl::TakeDrainFailure() {
+  Status failure = TakeUnheardFailure();
+  return failure.ok() && memory != nullptr ? memory->drains().Failure() : failure;
 }
 
 Status Checkpointer::Impl::TakeUnheardFailure() {

@@ -296,6 +296,15 @@ Status MemoryDrains::DiskHangs() const {
   return Hangs();
 }
 
+Status MemoryDrains::Failure() const {
+  MutexLock lock(mutex_);
+  for (const auto& task : {waiting_, drain_}) {
+    if (task == nullptr || task->ended()) continue;
+    if (const Failed* const failed = FailureOf(*task)) return failed->why;
+  }
+  return Status::Ok();
+}
+
 bool MemoryDrains::WaitIdle(Deadline deadline) {
   while (true) {
     std::shared_ptr<SaveTask> drain;

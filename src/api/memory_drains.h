@@ -76,6 +76,8 @@ class MemoryDrains {
   /// was heard, or was the first time, unless the deadline has passed already. False at the deadline, or if one waits
   /// for a disk that hangs.
   [[nodiscard]] bool WaitIdle(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// After WaitIdle: why the disk does not have the newest, if it has failed to take it; whoever has heard it.
+  [[nodiscard]] Status Failure() const CAIRN_EXCLUDES(mutex_);
   /// Why none begins: the disk hangs, here or on another rank. Else Ok.
   [[nodiscard]] Status DiskHangs() const CAIRN_EXCLUDES(mutex_);
   /// What WaitIdle waits for, once all that are expected are kept, in words; empty if nothing.

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/mutex.h"
@@ -195,6 +196,25 @@ TEST_F(MemoryRootAgain, AFullDiskIsSaidOnce) {
   EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
   EXPECT_TRUE(AwaitDurable(5));
   EXPECT_FALSE(OnDisk(1));
+}
+
+TEST_F(MemoryRootAgain, EachOfTwoThreadsHearsThatTheDiskDoesNotHaveIt) {
+  const auto checkpointer = Open();
+  ASSERT_NE(checkpointer, nullptr);
+  FailDrains();
+  KeepAlone(*checkpointer, 1);
+  constexpr int kDrains = 50;
+  const auto drain = [&] {
+    for (int i = 0; i < kDrains; ++i) EXPECT_NE(checkpointer->Drain(Soon()), Status::Ok());
+  };
+
+  std::thread other(drain);
+  drain();
+  other.join();
+
+  plan_->Clear();
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  EXPECT_TRUE(OnDisk(1));
 }
 
 // It went to the disk without being kept.
