@@ -55,8 +55,9 @@ void MemoryDrains::GiveUp(std::uint64_t step, std::string_view reason, Deadline 
     if (std::ranges::any_of(expected_, [step](const auto& task) { return task->plan().step >= step; })) return;
     if (is_of(waiting_)) return LeaveOut(std::exchange(waiting_, nullptr), why);
     if (is_of(drain_) && (waiting_ == nullptr || parts_.ledger->IsAbandoned(step))) drain = drain_;
+    if (drain == nullptr) return;
+    given_up_ = drain->plan().attempt;  // It may have failed just now.
   }
-  if (drain == nullptr) return;
   static_cast<void>(drain->RequestCancel(why));
   static_cast<void>(drain->WaitEnded(deadline));
 }
@@ -111,7 +112,8 @@ bool MemoryDrains::IsForWaiters(const SaveTask& task) const {
   return failed == nullptr || failed == &failed_.front() || failed->drain->heard();
 }
 
-bool MemoryDrains::IsTriedAgain(const Status& outcome) const {
+bool MemoryDrains::IsTriedAgain(const SaveTask& drain, const Status& outcome) const {
+  if (drain.plan().attempt == given_up_) return false;
   switch (outcome.code()) {
     case StatusCode::kOk:
     case StatusCode::kCancelled:
@@ -235,7 +237,7 @@ void MemoryDrains::OnGone(const std::shared_ptr<SaveTask>& task, const Status& o
   }
   if (drain_ != task) return task->DropSnapshot();
   drain_ = nullptr;
-  if (IsTriedAgain(outcome)) {
+  if (IsTriedAgain(*task, outcome)) {
     failed_.push_back({task, outcome});
     SavePlan plan = task->plan();
     plan.drain = false;
@@ -317,8 +319,8 @@ bool MemoryDrains::WaitIdle(Deadline deadline) {
       // What has failed is in flight only if it is tried again now, or once nothing of the last try is.
       const bool fails = waiting_ != nullptr && !hangs && FailureOf(*waiting_) != nullptr &&
                          (deadline.passed() || !IsForWaiters(*waiting_));
-      const bool waits =
-          (waiting_ != nullptr && !fails) || (drain_ != nullptr && drain_->ended() && IsTriedAgain(drain_->outcome()));
+      const bool waits = (waiting_ != nullptr && !fails) ||
+                         (drain_ != nullptr && drain_->ended() && IsTriedAgain(*drain_, drain_->outcome()));
       if (expected_.empty() && !waits && undecided_.empty() && !drains) return true;
       if (deadline.passed() || (expected_.empty() && !drains && hangs)) return false;
       if (!drains) {

@@ -96,7 +96,7 @@ class MemoryDrains {
   /// Whoever waits for the disk makes it due. Not one whose second failure nobody has heard yet.
   [[nodiscard]] bool IsForWaiters(const SaveTask& task) const CAIRN_REQUIRES(mutex_);
   /// Whether it waits again after that.
-  [[nodiscard]] bool IsTriedAgain(const Status& outcome) const CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] bool IsTriedAgain(const SaveTask& drain, const Status& outcome) const CAIRN_REQUIRES(mutex_);
   /// The last failure of that attempt; null if there is none.
   struct Failed {
     std::shared_ptr<SaveTask> drain;
@@ -136,6 +136,8 @@ class MemoryDrains {
   std::map<std::string, std::shared_ptr<SaveTask>> undecided_ CAIRN_GUARDED_BY(mutex_);
   bool watching_ CAIRN_GUARDED_BY(mutex_) = false;
   std::uint64_t watches_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // The attempt of the last drain that nobody wants any more.
+  std::string given_up_ CAIRN_GUARDED_BY(mutex_);
   // The disk's save of a kept one, until nothing of it is in flight any more; on other ranks than 0 the last one.
   std::shared_ptr<SaveTask> drain_ CAIRN_GUARDED_BY(mutex_);
   // The kept save that is drained next.
