@@ -179,32 +179,23 @@ std::byte* Pipeline::DataOf(const Slot& slot) const {
   return slot.chunk.data() + (files_[read.shard].header.data_begin + read.begin - read.file_begin);
 }
 
-bool Pipeline::GoesToDevice(const PlannedRead& read) const {
-  const std::vector<PlannedCopy>& copies = copies_[read.shard];
-  for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
-    if (devices_.For(copies[i].device) != nullptr) return true;
-  }
-  return false;
-}
-
 // On a worker. Copies each block right after its verification, while it is in the cache.
 Status Pipeline::VerifyAndCopy(const Slot& slot) {
   const PlannedRead& read = *slot.read;
   const ShardFile& file = files_[read.shard];
   const std::vector<PlannedCopy>& copies = copies_[read.shard];
-  std::byte* const chunk = DataOf(slot);
+  std::byte* const data = DataOf(slot);
   const std::byte* viewed = nullptr;
   if (slot.viewed) {
     const std::uint64_t at = file.header.data_begin;
     CAIRN_ASSIGN_OR_RETURN(viewed, ViewedAt(file, at + read.begin, at + read.end));
   }
-  // Devices copy from the chunk.
-  const bool fills = viewed != nullptr && GoesToDevice(read);
-  const std::byte* const data = viewed == nullptr || fills ? chunk : viewed;
   std::size_t first = read.first_copy;
   for (std::uint64_t begin = read.begin; begin < read.end;) {
     const std::uint64_t end = std::min(AlignDown(begin, kChecksumBlock) + kChecksumBlock, read.end);
-    if (fills) std::copy(viewed + (begin - read.begin), viewed + (end - read.begin), chunk + (begin - read.begin));
+    // What is summed is what is delivered, whoever writes there meanwhile.
+    if (viewed != nullptr)
+      std::copy(viewed + (begin - read.begin), viewed + (end - read.begin), data + (begin - read.begin));
     while (first < copies.size() && copies[first].end <= begin) ++first;
     if (!file.header.sums.empty()) {
       const bool wanted = first < copies.size() && copies[first].begin < end;

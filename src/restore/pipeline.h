@@ -23,7 +23,7 @@ namespace cairn {
 ///
 /// A closed file is opened for its first read, and, if there are many, closed after its last.
 ///
-/// Of a file in memory nothing is read: workers verify and copy what is mapped.
+/// Of a file in memory nothing is read: workers copy each block to the chunk from its mapping.
 ///
 /// What came through the page cache and does not verify is read once more from the disk, since only the cache may be
 /// damaged; an event says so.
@@ -97,7 +97,6 @@ class Pipeline {
   void Finish(Slot& slot);
   [[nodiscard]] bool idle() const { return reading_ + working_ + copying_ == 0; }
   [[nodiscard]] std::byte* DataOf(const Slot& slot) const;
-  [[nodiscard]] bool GoesToDevice(const PlannedRead& read) const;
 
   const RestoreParts& parts_;
   const std::span<ShardFile> files_;

@@ -1,11 +1,14 @@
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -55,13 +58,14 @@ class InMemoryTest : public RestoreTest {
   [[nodiscard]] Status TryRestore(std::function<void(const IoRequest&)> on_read) {
     RestoreParts parts = Parts();
     parts.memory.path = memory_.path();
-    parts.device = [this](DeviceId) -> Result<Device*> { return gpu_.get(); };
+    parts.device = [this](DeviceId id) -> Result<Device*> { return id == kAnyGpu ? gpu_.get() : cpu_.get(); };
     parts.queue = WrapQueues<WatchedReads>(std::make_shared<std::function<void(const IoRequest&)>>(std::move(on_read)),
                                            parts.queue);
     return RestoreSelected(parts, {}, Folder(folder_), 0, targets_.state, {}).status();
   }
 
   TempDir memory_{"/dev/shm"};
+  std::unique_ptr<HostDevice> cpu_ = HostDevice::Make({}, workers_);
   std::unique_ptr<HostDevice> gpu_ = HostDevice::Make({.id = kAnyGpu, .lanes = 2, .streams = true}, workers_);
   std::vector<SavedTensor> saved_;
   Targets targets_;
@@ -96,6 +100,31 @@ TEST_F(InMemoryTest, AFileThatIsShortenedMeanwhileIsDamagedAndEndsNoProcess) {
 
   EXPECT_EQ(restored.code(), StatusCode::kCorrupt) << restored;
   EXPECT_THAT(restored.message(), AllOf(HasSubstr("reading "), HasSubstr(shard)));
+}
+
+// By another program, say, or a device.
+TEST_F(InMemoryTest, WhatIsWrittenMeanwhileIsFoundOrNotDelivered) {
+  const SavedTensor saved = MakeTensor("t", DType::kU8, {5 << 20}, 1);
+  folder_ = WriteCheckpoint(memory_.path(), {.shards = {{.tensors = {saved}}}});
+  targets_.Add(saved);
+  const UniqueFd shard(::open((folder_ + "/shard-00000.safetensors").c_str(), O_RDWR | O_CLOEXEC));
+  void* const mapped = ::mmap(nullptr, 4 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, shard.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  std::atomic<char>& byte = static_cast<std::atomic<char>*>(mapped)[3 << 20];
+  std::jthread writer([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) byte.fetch_xor(1);
+  });
+
+  for (int i = 0; i < 100; ++i) {
+    const Status restored = TryRestore([](const IoRequest&) {});
+    if (restored.code() == StatusCode::kCorrupt) continue;
+    EXPECT_TRUE(restored.ok()) << restored;
+    EXPECT_TRUE(targets_["t"] == saved.bytes);
+  }
+
+  writer.request_stop();
+  writer.join();
+  ::munmap(mapped, 4 << 20);
 }
 
 TEST_F(InMemoryTest, ADamagedBitIsFound) {
