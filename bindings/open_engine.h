@@ -130,7 +130,7 @@ class OpenEngine {
       }));
       if (checkpointer_ == nullptr) return;
     }
-    const Status failure = Inside::Of(*Use()).TakeUnheardFailure();
+    const Status failure = idle.ok() ? Inside::Of(*Use()).TakeDrainFailure() : Inside::Of(*Use()).TakeUnheardFailure();
     // With no save in flight the engine ends in a moment, also after the grace; or its removals go on behind.
     ReleaseEngine(idle.ok() ? Deadline::At(std::max(end().when(), Deadline::In(kEnding).when())) : end());
     watcher_->ReleaseTensors();

@@ -13,7 +13,7 @@ namespace cairn {
 /// A file on tmpfs, mapped for reading: read(2) would copy it once more, at half of the rate.
 ///
 /// Its descriptor stays open, so that no save recycles the file meanwhile. What would end the process by a signal (a
-/// page that the machine has lost, a file that somebody has shortened) is an error of Require.
+/// page that the machine has lost, a file that somebody shortened before) is an error of Require.
 class FileView {
  public:
   /// Null if the kernel (before 5.14) or the limits of this process permit none.
