@@ -44,6 +44,7 @@ BLOCKS = {
     "figure-slack": of_figures(figures.slack, "figure-slack"),
     "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
     "groups": of_suites(layouts.groups, "groups"),
+    "memory": of_suites(suites.memory, "memory"),
     "micro": of_suites(suites.micro, "micro", heads=True),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
     "pccheck-engine": of_suites(suites.engine, "pccheck-engine"),

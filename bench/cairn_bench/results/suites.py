@@ -5,6 +5,7 @@ import re
 
 from ..engine.measure import TITLES as ENGINE
 from ..engine.measure import lines as engine_lines
+from ..memory import MEASURES as MEMORY
 from ..micro import judged as micro_judged
 from ..pipeline import MEASURES as PIPELINE
 from ..python.goals import GOALS
@@ -23,6 +24,10 @@ def judged(values, measures):
 
 def roofline(values):
     return judged(values, MEASURES)
+
+
+def memory(values):
+    return judged(values, MEMORY)
 
 
 def micro(measured):
