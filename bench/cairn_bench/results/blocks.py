@@ -28,6 +28,7 @@ BLOCKS = {
     "comparison": lambda: front_page.comparison(suite("python-A")),
     "commit-filesystems": of_suites(filesystems.commit, "commit-filesystems", heads=True),
     "figure-8": of_figures(figures.throughput, "figure-8"),
+    "figure-8-memory": of_figures(figures.throughput, "figure-8-memory"),
     "figure-8-transformers": of_figures(figures.throughput, "figure-8-transformers"),
     "figure-8e": of_figures(figures.pipeline, "figure-8e"),
     "figure-9": of_figures(figures.goodput, "figure-9"),
