@@ -34,6 +34,7 @@ BLOCKS = {
     "figure-9": of_figures(figures.goodput, "figure-9"),
     "figure-9-bert": of_figures(figures.goodput, "figure-9-bert"),
     "figure-9-opt": of_figures(figures.goodput, "figure-9-opt"),
+    "figure-9-memory": of_figures(figures.goodput, "figure-9-memory"),
     "figure-9-pd-ssd": of_figures(figures.goodput, "figure-9-pd-ssd"),
     "figure-11-memory": of_figures(figures.one_checkpoint, "figure-11-memory"),
     "figure-11-filesystems": of_figures(filesystems.one_checkpoint, "figure-11-filesystems", heads=True),
