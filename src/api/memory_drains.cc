@@ -51,12 +51,15 @@ void MemoryDrains::GiveUp(std::uint64_t step, std::string_view reason, Deadline 
     const auto is_kept = [&](const auto& task) { return is_of(task) && task->stats().phase == SavePhase::kKept; };
     // Its caller has heard that it is kept, and its engine is about to say so here.
     while (std::ranges::any_of(expected_, is_kept) && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+    if (is_of(drain_)) given_up_ = drain_->plan().attempt;  // It may have failed just now.
+    // What has failed is in flight no more, so that the step is not refused.
+    const bool failed = is_of(waiting_) && FailureOf(*waiting_) != nullptr;
     // A newer one: this step is refused.
-    if (std::ranges::any_of(expected_, [step](const auto& task) { return task->plan().step >= step; })) return;
+    const auto is_newer = [step](const auto& task) { return task->plan().step >= step; };
+    if (!failed && std::ranges::any_of(expected_, is_newer)) return;
     if (is_of(waiting_)) return LeaveOut(std::exchange(waiting_, nullptr), why);
     if (is_of(drain_) && (waiting_ == nullptr || parts_.ledger->IsAbandoned(step))) drain = drain_;
     if (drain == nullptr) return;
-    given_up_ = drain->plan().attempt;  // It may have failed just now.
   }
   static_cast<void>(drain->RequestCancel(why));
   static_cast<void>(drain->WaitEnded(deadline));
@@ -255,7 +258,7 @@ void MemoryDrains::OnGone(const std::shared_ptr<SaveTask>& task, const Status& o
   const bool hangs = outcome.detail() == StatusDetail::kDiskHangs && outcome.code() != StatusCode::kUnknownOutcome;
   if (hangs && parts_.group->size() > 1) {
     hangs_ = outcome;
-    if (leads()) AwaitGone(task->plan().attempt);
+    leads() ? AwaitGone(task->plan().attempt) : AwaitAnswers(task->plan().attempt);
   }
   Begin();
   parts_.retire();
@@ -273,10 +276,20 @@ void MemoryDrains::AwaitGone(const std::string& attempt) {
   // A rank that has not taken part says nothing. If all that can be known is that time has passed, another try tells.
   parts_.group->Collect(
       "gone/" + attempt, Deadline::In(parts_.group_timeout), [](int /*rank*/, const std::string& /*message*/) {},
-      [this, inbox = parts_.engine->inbox()](const Status& /*end*/) { inbox->Post([this] { OnAllGone(); }); });
+      [this, attempt, inbox = parts_.engine->inbox()](const Status& /*end*/) {
+        inbox->Post([this, attempt] { OnAllGone(attempt); });
+      });
 }
 
-void MemoryDrains::OnAllGone() {
+void MemoryDrains::AwaitAnswers(const std::string& attempt) {
+  parts_.group->Await("answers/" + attempt, Deadline::Infinite(),
+                      [this, attempt, inbox = parts_.engine->inbox()](const Result<std::string>& /*heard*/) {
+                        inbox->Post([this, attempt] { OnAllGone(attempt); });
+                      });
+}
+
+void MemoryDrains::OnAllGone(const std::string& attempt) {
+  if (leads()) parts_.group->Announce("answers/" + attempt, "answers");
   MutexLock lock(mutex_);
   hangs_ = {};
   Begin();

@@ -27,8 +27,8 @@ class Ledger;
 ///    and it is due (Options::disk_every) or somebody waits for it. One that it overtakes is left out of the disk,
 ///    which its waiters hear at once.
 ///  - None begins while the disk hangs on any rank. So of those that a hung disk does not take, one fails, and the
-///  newest
-///    waits. Rank 0 hears that another rank's disk answers by gone/ of the drain that has failed.
+///    newest waits. Rank 0 hears that another rank's disk answers by gone/ of the drain that has failed, and the others
+///    that all do by answers/.
 ///  - A rank alone tries again what it could not drain, unless it is overtaken: a disk that had hung gets it once it
 ///    answers, any other one when somebody waits for the disk.
 ///  - Retention in memory spares those that are drained or wait (they are pinned in its ledger).
@@ -112,7 +112,9 @@ class MemoryDrains {
   /// On rank 0, after a drain that failed because the disk hangs on some rank: waits until nothing of it is in flight
   /// on any rank, and their disks answer.
   void AwaitGone(const std::string& attempt) CAIRN_REQUIRES(mutex_);
-  void OnAllGone() CAIRN_EXCLUDES(mutex_);
+  /// On other ranks than 0: until rank 0 knows that.
+  void AwaitAnswers(const std::string& attempt) CAIRN_REQUIRES(mutex_);
+  void OnAllGone(const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   /// On other ranks: of the drains that have failed, unless this rank's disk hangs.
   void TellGone() CAIRN_REQUIRES(mutex_);
   /// Ends a kept save that the disk does not get, on rank 0 for all ranks.

@@ -424,6 +424,7 @@ TEST_F(MemoryRanks, ASlotHasAPlaceThoughOneRankIsLate) {
   const auto goes = [](const std::string& name) { return name == StepName(1) || name.starts_with(".retired-"); };
   const Deadline soon = Soon();
   while (std::ranges::any_of(NamesIn(folder), goes) && !soon.passed()) std::this_thread::yield();
+  EXPECT_FALSE(std::ranges::any_of(NamesIn(folder), goes));
 
   late.Release();
 
@@ -586,6 +587,32 @@ TEST_F(MemoryRanks, GivingUpASaveNotifiesTheOthers) {
 
   for (const Status& status : Kept(saves)) EXPECT_THAT(status.message(), HasSubstr("rank 2: no such thing"));
   EXPECT_THAT(Kept(SaveAll(3)), Each(Status::Ok()));
+}
+
+// What waits is not due, so that no drain tells the others.
+TEST_F(MemoryRanks, AllHearThatTheDiskOfOneAnswers) {
+  ASSERT_TRUE(OpenAll(kRanks, [](int of, Options& options) {
+    options.disk_every = 1000;
+    if (of == 1) options.stall_timeout = std::chrono::seconds(6);
+  }));
+  ASSERT_THAT(Durable(SaveAll(1)), Each(Status::Ok()));
+  FaultGate gate = rank(1).plan->Hold({.op = IoOp::kWrite, .path = root_ + "/.attempt"});
+  for (const Status& status : Durable(SaveAll(2))) EXPECT_EQ(status.detail(), StatusDetail::kDiskHangs) << status;
+  ASSERT_THAT(Kept(SaveAll(3)), Each(Status::Ok()));
+
+  rank(1).plan->Clear();
+  gate.Release();
+
+  const Deadline soon = Soon();
+  for (const int of : {1, 2}) {
+    Status idle;
+    do {
+      idle = checkpointer(of).Drain(Deadline::In(std::chrono::milliseconds(20)));
+    } while (idle.detail() == StatusDetail::kDiskHangs && !soon.passed());
+    EXPECT_EQ(idle.detail(), StatusDetail::kNone) << idle << " on rank " << of;
+  }
+  DrainAll();
+  ExpectAllRestore(3);
 }
 
 TEST_F(MemoryRanks, ADiskThatHangsAtOneRankHoldsUpNoKeptSave) {

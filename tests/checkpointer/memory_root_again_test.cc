@@ -183,6 +183,26 @@ TEST_F(MemoryRootAgain, ItMayBeRemovedInstead) {
   EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1));
 }
 
+TEST_F(MemoryRootAgain, ItMayBeRemovedWhileANewerOneIsInFlight) {
+  const auto checkpointer = Open();
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  FailDrains(1);
+  KeepAlone(*checkpointer, 2);
+  FaultGate gate = plan_->Hold({.op = IoOp::kMkdir, .path = Folder() + "/.attempt"});
+  const auto newer = Save(*checkpointer, 3);
+  ASSERT_TRUE(newer.ok()) << newer.status();
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  EXPECT_EQ(checkpointer->Remove(2), Status::Ok());
+
+  newer->Cancel();
+  gate.Release();
+  EXPECT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1));
+  EXPECT_FALSE(OnDisk(2));
+}
+
 // All are kept.
 TEST_F(MemoryRootAgain, AFullDiskIsSaidOnce) {
   const auto checkpointer = Open();
