@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -26,7 +27,8 @@ std::shared_ptr<const FileView> FileView::Of(const UniqueFd& file, std::uint64_t
 FileView::~FileView() { ::munmap(data_, bytes_); }
 
 int FileView::Require(std::uint64_t begin, std::uint64_t end) const {
-  const std::uint64_t from = AlignDown(begin, kBlock);
+  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t from = AlignDown(begin, page);
   while (::madvise(data_ + from, end - from, MADV_POPULATE_READ) != 0) {
     if (errno != EINTR && errno != EAGAIN) return errno;
   }
