@@ -127,7 +127,6 @@ TEST_F(CudaMemoryRoot, WhatIsKeptSurvivesTheProcessBitByBit) {
 }
 
 // Nothing is cut, extended or made anew after the first save: the GPU writes into the pages that are pinned.
-// Nothing is cut, extended or made anew after the first save: the GPU writes into the pages that are pinned.
 TEST_F(CudaMemoryRoot, SlotsArePinnedOnceAndNeverChange) {
   Open();
   model_->Write(1);
