@@ -42,8 +42,8 @@ class Checkpointer:
                      whenever it is free; `restore` takes the newest of both. It takes max_in_flight + 2 times the state
                      of memory, allocated by the first save, and pinned for the GPUs that copy into it; where that does
                      not fit, a warning says what is missing, and saves go to the disk alone. For ranks of one node
-      disk_every     with `memory`: the disk gets a save only if its step is at least so many above that of the last one
-                     that it got; 0: whenever it is free. `wait`, `drain` and `close` have it get the newest at once
+      disk_every     with `memory`: the disk gets a save only if its step is at least so many above that of the newest
+                     that it has; 0: whenever it is free. `wait`, `drain` and `close` have it get the newest at once
       host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a
                      quarter of the memory that is available, divided by the ranks of this node: what the launcher's
                      variables say (torchrun, MPI, SLURM), or else the group's ranks on this machine. What is missing for

@@ -61,7 +61,7 @@ class CheckpointManager(_DcpManager):
         it is kept; the disk has the newest when the manager is closed."""
 
         disk_every: int = 0
-        """With memory: the disk gets a save only if its step is so many above that of the last one that it got."""
+        """With memory: the disk gets a save only if its step is so many above that of the newest that it has."""
 
         cast: str | None = None
         """"allow": a load may convert to a dtype that does not hold every value of the checkpoint's, such as bfloat16 for
